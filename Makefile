@@ -1,0 +1,47 @@
+# Every target sets up what it needs first; `make setup` does only that.
+PY := $(CURDIR)/.venv/bin/python
+BIN := $(CURDIR)/.venv/bin
+# Spark starts its Python workers with this interpreter, not with whatever is on the PATH.
+export PYSPARK_PYTHON := $(PY)
+export PYSPARK_DRIVER_PYTHON := $(PY)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format types check bench-state lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what is missing: Java 17, the virtual environment, the locked packages
+	@scripts/setup
+
+demo: setup ## live word count in the terminal (ARGS="--seconds 60")
+	@$(BIN)/anabranch demo $(ARGS)
+
+test: setup ## all tests and doctests (ARGS="-k topk" for some)
+	$(PY) -m pytest --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),src tests)
+
+lint: setup ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+check: lint types test ## everything a change must pass
+
+bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")
+	@mkdir -p results
+	$(BIN)/anabranch bench state --json results/state.json --plot results/state.png $(ARGS)
+
+lock: setup ## resolve the dependencies again and write requirements.lock
+	`scripts/setup --print-uv` pip compile pyproject.toml --universal --generate-hashes \
+	  --no-annotate --no-header --no-emit-index-url --group dev --all-extras \
+	  --quiet -o requirements.lock
+
+clean: ## forget the virtual environment, caches and results
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results spark-warehouse
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

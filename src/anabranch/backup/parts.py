@@ -1,0 +1,118 @@
+"""Captures into a store and out of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.backup.manifests import Manifest, OperatorManifest, Part, part_name
+from anabranch.backup.store import BackupStore
+from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
+from anabranch.state import checkpoint
+from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.chains import needed
+from anabranch.state.groups import KeyGroups
+from anabranch.state.partition import merge
+
+
+def back_up(store: BackupStore, capture: Capture, data: pa.Buffer | None = None) -> Part:
+    """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
+
+    ``data`` is the file of the capture, if it was written already. All of this can be repeated
+    after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
+    rows another one.
+    """
+    data = checkpoint.write(capture) if data is None else data
+    digest = checkpoint.checksum(data)
+    name = part_name(
+        capture.operator, capture.instance, capture.version, capture.base is None, digest
+    )
+    store.put(name, data)
+    return Part(
+        name,
+        capture.instance,
+        capture.version,
+        capture.base,
+        capture.groups,
+        capture.rows.num_rows,
+        data.size,
+        digest,
+    )
+
+
+def retrieve(
+    store: BackupStore,
+    operator: OperatorManifest,
+    *,
+    schema: CheckpointSchema | None = None,
+    groups: KeyGroups | None = None,
+) -> list[Capture]:
+    """The captures that hold an operator's state, or that of some groups, oldest first.
+
+    Only files with wanted groups are read, and all of them are verified before any is returned.
+    ``schema`` is what the reader expects; :class:`~anabranch.errors.SchemaChanged` if the
+    checkpoint was written with other columns.
+    """
+    every = KeyGroups.all(operator.schema.key_groups)
+    wanted = every if groups is None else groups & every
+    return [
+        _read(store, part, schema or operator.schema, wanted & of)
+        for part, of in needed(operator.parts)
+        if wanted & of
+    ]
+
+
+def _read(store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyGroups) -> Capture:
+    data = store.get(part.name)
+    capture = checkpoint.read(data, name=part.name, schema=schema, groups=groups)
+    if checkpoint.checksum(data) != part.checksum:
+        raise CheckpointCorrupt(
+            f"{part.name}: a sound checkpoint, but not the one in the manifest: its checksum is "
+            f"{checkpoint.checksum(data)}, not {part.checksum}"
+        )
+    return capture
+
+
+def state_schema(schema: CheckpointSchema) -> pa.Schema:
+    """The columns of :func:`read_state`: keys, sub-keys, ``key_group``, values.
+
+    A value column with the name of a column before it is called ``state_`` and its name.
+    """
+    fields = [*list(schema.arrow())[: schema.key_count], pa.field("key_group", pa.int32(), False)]
+    for value in schema.values:
+        name = value.name
+        while name in [field.name for field in fields]:
+            name = f"state_{name}"
+        fields.append(value.with_name(name))
+    return pa.schema(fields)
+
+
+def read_state(
+    store: BackupStore, manifest: Manifest, operator: str, groups: KeyGroups | None = None
+) -> pa.Table:
+    """The rows of an operator's state at the version of a manifest, or those of some groups.
+
+    The columns are those of :func:`state_schema`; rows are in the order of their key groups.
+    """
+    if operator not in manifest.operators:
+        raise CheckpointNotFound(
+            f"version {manifest.version} has no operator {operator!r}; "
+            f"there are {sorted(manifest.operators)}"
+        )
+    found = manifest.operators[operator]
+    captures = retrieve(store, found, groups=groups)
+    return state_rows(captures) if captures else state_schema(found.schema).empty_table()
+
+
+def state_rows(captures: Sequence[Capture]) -> pa.Table:
+    """The rows of the state that captures hold, in the columns of :func:`state_schema`."""
+    merged = merge(captures)
+    rows, keys = merged.rows, merged.schema.key_count
+    columns = [
+        *rows.columns[:keys],
+        pc.cast(rows.column(keys + 1), pa.int32()),
+        *rows.columns[keys + len(merged.schema.bookkeeping) :],
+    ]
+    return pa.Table.from_arrays(columns, schema=state_schema(merged.schema))

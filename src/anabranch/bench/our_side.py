@@ -1,0 +1,77 @@
+"""Our side: the same queries on Anabranch, with the session that users get."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import anabranch as ab
+from anabranch.backup import Files, Manifests, read_state
+from anabranch.bench.plan import Checkpoints, Run, Totals, Workload
+from anabranch.bench.queries import (
+    CONF,
+    CORES,
+    DELAY,
+    MASTER,
+    WINDOW,
+    Started,
+    discard,
+    source,
+    words,
+)
+
+OPERATOR = "counter"
+"""The name of the operator in every workload."""
+
+
+def session() -> SparkSession:
+    """The session that users get, with the configuration of the benchmarks."""
+    return ab.session(master=MASTER, **CONF)
+
+
+def start(spark: SparkSession, run: Run, folder: Path) -> Started:
+    """Start the query of a run. It ends by itself once all input is read."""
+    stream = ab.stream(source(spark, run))
+    if run.workload is Workload.KEYED:
+        counted = stream.key_by("key").aggregate(name=OPERATOR, n=ab.count(), total=ab.sum("x"))
+    else:
+        by_word = stream.transform(words).key_by("word")
+        windows = by_word.window(ab.tumbling(WINDOW, on="at"), watermark=DELAY)
+        counted = windows.aggregate(name=OPERATOR, mode="update", n=ab.count())
+    memory = Path("/dev/shm")
+    state = tempfile.mkdtemp(prefix="anabranch-bench-", dir=memory if memory.is_dir() else None)
+    query = counted.for_each_batch(discard).start(
+        folder,
+        checkpointing=policy(run.checkpoints),
+        instances=CORES,
+        available_now=True,
+        state_folder=state,
+    )
+
+    def ended(seconds: int) -> bool:
+        over = query.await_termination(seconds)
+        if over:
+            shutil.rmtree(state, ignore_errors=True)  # which only Never has left there
+        return over
+
+    return Started(query.spark_query, ended, lambda: _totals(folder))
+
+
+def _totals(folder: Path) -> Totals:
+    store = Files(str(folder)).open()
+    manifest = Manifests(store).latest()
+    assert manifest is not None, "a query with checkpoints stores its last version when it ends"
+    rows = read_state(store, manifest, OPERATOR)
+    n, total = (pc.sum(rows[name]).as_py() for name in rows.column_names[-2:])
+    return Totals(rows.num_rows, n, total)
+
+
+def policy(checkpoints: Checkpoints) -> ab.Never | ab.Periodic:
+    """The checkpointing policy of that name."""
+    if checkpoints is Checkpoints.NEVER:
+        return ab.Never()
+    return ab.Periodic("5 seconds", incremental=checkpoints is Checkpoints.INCREMENTAL)

@@ -1,0 +1,46 @@
+"""``anabranch bench``: Spark's side and ours over the same input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine; Spark's own engines run over the same input in the same run."""
+
+
+@bench.command("state")
+@click.option("--quick", is_flag=True, help="A few minutes instead of about twenty; less exact.")
+@click.option("--json", "json_file", type=_FILE, help="Write everything that was measured here.")
+@click.option("--plot", type=_FILE, help="Draw the result as a PNG here.")
+@click.option("--seed", default=7, show_default=True, help="Of the generated input.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["keyed", "words", "growth", "overhead"]),
+    help="Run only this benchmark; can be repeated.",
+)
+def bench_state(
+    quick: bool, json_file: Path | None, plot: Path | None, seed: int, only: tuple[str, ...]
+) -> None:
+    """Keyed state: throughput, windows, growth of the state, cost of checkpoints."""
+    from anabranch.bench import plot as plots
+    from anabranch.bench import state, tables
+
+    if plot is not None:
+        plots.check()
+    console = Console()
+    result = state.run(quick=quick, seed=seed, only=only, console=console)
+    tables.show(result, console)
+    if json_file is not None:
+        result.write_json(json_file)
+        console.print(f"written: {json_file}")
+    if plot is not None:
+        plots.write(result, plot)
+        console.print(f"written: {plot}")

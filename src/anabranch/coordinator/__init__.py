@@ -1,0 +1,1 @@
+"""The driver's side of a running query: batches, commits, checkpoints, recovery."""

@@ -1,0 +1,211 @@
+"""Checkpoints of a running query: ordered with a batch, stored behind its back."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest, Part, part_name
+from anabranch.backup.store import BackupStore
+from anabranch.checkpointing.policy import Checkpointing, Situation
+from anabranch.coordinator.commits import Commit
+from anabranch.coordinator.retries import again
+from anabranch.spark.task import CaptureOrder
+from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.checkpoint import checksum, read, write
+from anabranch.state.partition import merge
+from anabranch.units import NO_VERSION, Version
+
+_log = logging.getLogger("anabranch")
+_LONGEST_CHAIN = 10
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What the instances captured in one committed batch, not yet stored."""
+
+    commit: Commit
+    files: Mapping[str, tuple[str, ...]]
+    """For each operator the capture files, local to this machine."""
+
+
+class Checkpoints:
+    """Decides with every batch whether to checkpoint, and stores what was captured.
+
+    Storing is done by a thread of its own. Only one checkpoint is on its way at a time: while it
+    is, none is ordered, so a slow store makes checkpoints rarer and never batches slower.
+    """
+
+    def __init__(
+        self,
+        policy: Checkpointing,
+        store: BackupStore,
+        schemas: Mapping[str, CheckpointSchema],
+        folder: Path,
+    ) -> None:
+        self.policy = policy
+        self.manifests = Manifests(store)
+        self._store = store
+        self._schemas = schemas
+        self._folder = folder
+        self._retain = policy.retain
+        self._base: Version | None = None
+        self._last = time.monotonic_ns()
+        self._batches = 0
+        self._forced = False
+        self._busy = threading.Event()
+        self._stored = NO_VERSION
+        self.failure: Exception | None = None
+        self._queue: queue.SimpleQueue[Taken | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    @property
+    def stored(self) -> Version:
+        """The newest version that is safely stored."""
+        return self._stored
+
+    def reset(self, stored: Version, base: Version | None) -> None:
+        """Say what is stored, and on which version the tables' changes build (None: unknown)."""
+        self._stored = stored
+        self._base = base
+        self._last = time.monotonic_ns()
+        self._batches = 0
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for left_over in self._folder.iterdir():
+            left_over.unlink()
+
+    def force(self) -> None:
+        """Take a checkpoint with the next batch, whatever the policy says."""
+        self._forced = True
+
+    def order(self) -> CaptureOrder | None:
+        """What the next batch is to capture, if anything."""
+        if self._busy.is_set():
+            return None
+        situation = Situation(time.monotonic_ns() // 1000, self._last // 1000, self._batches)
+        kind = self.policy.decide(situation)
+        if kind is None and not self._forced:
+            return None
+        base = self._base if kind == "delta" and self.failure is None else None
+        return CaptureOrder(str(self._folder), base)
+
+    def committed(self, taken: Taken | None) -> None:
+        """A batch is committed; store what it captured, if it was asked to."""
+        self._batches += 1
+        if taken is None:
+            return
+        self._last, self._batches, self._forced = time.monotonic_ns(), 0, False
+        self._base = taken.commit.version
+        self.failure = None
+        self._busy.set()
+        self._queue.put(taken)
+
+    def store(self, commit: Commit, captures: Mapping[str, list[Capture]]) -> None:
+        """Store full captures now, and wait for it."""
+        self.wait()
+        parts = {
+            name: [self._put(capture, write(capture)) for capture in of]
+            for name, of in captures.items()
+        }
+        self._publish(commit, parts)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is on its way any more."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._busy.is_set():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def close(self) -> None:
+        """Finish what is on its way and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (taken := self._queue.get()) is not None:
+            try:
+                self._store_taken(taken)
+            except Exception as error:  # the query goes on; the next checkpoint will be a full one
+                self.failure = error
+                _log.warning("checkpoint of version %s failed: %s", taken.commit.version, error)
+            finally:
+                self._busy.clear()
+
+    def _store_taken(self, taken: Taken) -> None:
+        parts: dict[str, list[Part]] = {}
+        for name, files in taken.files.items():
+            parts[name] = []
+            for file in files:
+                with pa.memory_map(file) as mapped:
+                    data = mapped.read_buffer()
+                    capture = read(data, name=file)
+                    parts[name].append(self._put(capture, data))
+        self._publish(taken.commit, parts)
+        for files in taken.files.values():
+            for file in files:
+                Path(file).unlink(missing_ok=True)
+        self._shorten(taken.commit)
+
+    def _put(self, capture: Capture, data: pa.Buffer) -> Part:
+        full, digest = capture.base is None, checksum(data)
+        name = part_name(capture.operator, capture.instance, capture.version, full, digest)
+        again(lambda: self._store.put(name, data))
+        return Part(
+            name,
+            capture.instance,
+            capture.version,
+            capture.base,
+            capture.groups,
+            capture.rows.num_rows,
+            data.size,
+            digest,
+        )
+
+    def _publish(self, commit: Commit, parts: Mapping[str, list[Part]]) -> None:
+        """Make a version exist whose files are all stored, and drop the oldest."""
+        incremental = any(part.base is not None for of in parts.values() for part in of)
+        before = self.manifests.get(self._stored).operators if incremental else {}
+        operators = {
+            name: before[name].extended(new, {})
+            if incremental
+            else OperatorManifest(self._schemas[name], tuple(new))
+            for name, new in parts.items()
+        }
+        manifest = Manifest(commit.version, operators, {"times": commit.times})
+        again(lambda: self.manifests.put(manifest))
+        self._stored = commit.version
+        again(lambda: self.manifests.prune(retain=self._retain))
+
+    def _shorten(self, commit: Commit) -> None:
+        """Merge a long chain of changes into full files, so that a restore stays short."""
+        manifest = self.manifests.get(commit.version)
+        chains = {
+            name: _by_instance(operator.parts) for name, operator in manifest.operators.items()
+        }
+        if max(len(chain) for of in chains.values() for chain in of.values()) <= _LONGEST_CHAIN:
+            return
+        parts: dict[str, list[Part]] = {}
+        for name, of in chains.items():
+            parts[name] = []
+            for chain in of.values():
+                captures = [read(self._store.get(part.name), name=part.name) for part in chain]
+                merged = merge(captures)
+                parts[name].append(self._put(merged, write(merged)))
+        self._publish(commit, parts)
+
+
+def _by_instance(parts: tuple[Part, ...]) -> dict[int, list[Part]]:
+    chains: dict[int, list[Part]] = {}
+    for part in parts:
+        chains.setdefault(part.instance, []).append(part)
+    return chains

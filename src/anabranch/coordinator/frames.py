@@ -1,0 +1,131 @@
+"""The DataFrames of one batch: a plan turned into Spark jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from anabranch.plan.bind import Bound
+from anabranch.plan.graph import Node, Output, Plan, Side, Source, Stateful, Transform
+from anabranch.spark.reports import Reports
+from anabranch.spark.shuffle import both_sides, routed
+from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
+from anabranch.spark.sources import separate
+from anabranch.spark.task import LATE, OperatorTask
+from anabranch.spark.types import spark_schema
+from anabranch.state.groups import Routing
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one operator is to run in one batch."""
+
+    bound: Bound
+    task: OperatorTask
+    routing: Routing
+
+
+class Frames:
+    """Builds the DataFrames of a batch, each at most once.
+
+    What feeds several consumers is kept until :meth:`release`: an operator is then run once, and
+    not once per consumer. Would a kept block be lost, Spark runs the operator again, and its table
+    rolls back first; the outcome is the same.
+    """
+
+    def __init__(
+        self, plan: Plan, batch: DataFrame, steps: Mapping[Stateful, Step], reports: Reports
+    ) -> None:
+        self._plan = plan
+        self._steps = steps
+        self._reports = reports
+        self._frames: dict[Node, DataFrame] = {}
+        self._mixed: dict[Stateful, DataFrame] = {}
+        self._kept: list[DataFrame] = []
+        sources = plan.sources()
+        for source, frame in zip(sources, separate(batch, len(sources)), strict=True):
+            self._frames[source] = self._keep_if_shared(source, frame)
+
+    def deliver(self, output: Output, delivery: Delivery) -> None:
+        """Run the job that brings a batch into a sink."""
+        sink, node = output.sink, output.input
+        fusible = isinstance(node, Stateful) and len(self._plan.consumers(node)) == 1
+        if isinstance(sink, PartSink) and fusible and isinstance(node, Stateful):
+            writer = sink.part_writer(delivery)
+            step = self._steps[node]
+            run = partial(_run_and_write, step.task, self._reports, writer)
+            sink.accept(self._input(step).mapInArrow(run, sink.written), delivery)
+        else:
+            sink.write(self._frame(node), delivery)
+
+    def discard(self, output: Output) -> None:
+        """Run the operators behind a sink, for the sake of their state alone."""
+        self._frame(output.input).write.format("noop").mode("overwrite").save()
+
+    def release(self) -> None:
+        """Let go of everything that was kept."""
+        for frame in self._kept:
+            frame.unpersist()
+
+    def _frame(self, node: Node) -> DataFrame:
+        if node not in self._frames:
+            self._frames[node] = self._keep_if_shared(node, self._build(node))
+        return self._frames[node]
+
+    def _build(self, node: Node) -> DataFrame:
+        match node:
+            case Transform(before, function):
+                return function(self._frame(before))
+            case Stateful():
+                whole = self._whole(node)
+                if not self._steps[node].bound.side:
+                    return whole
+                return whole.where(F.col(LATE).isNull()).drop(LATE)
+            case Side(of):
+                return self._whole(of).where(F.col(LATE).isNotNull()).select(f"{LATE}.*")
+            case Source():
+                raise LookupError("every source has its rows from the start")
+
+    def _whole(self, node: Stateful) -> DataFrame:
+        """An operator's rows with its side output still among them."""
+        step = self._steps[node]
+        if not step.bound.side:
+            return self._run(step)
+        if node not in self._mixed:
+            self._mixed[node] = self._keep(self._run(step))
+        return self._mixed[node]
+
+    def _run(self, step: Step) -> DataFrame:
+        schema = spark_schema(step.bound.output)
+        if step.bound.side:
+            late = spark_schema(step.bound.input)
+            schema = StructType([*schema.fields, StructField(LATE, late)])
+        return self._input(step).mapInArrow(partial(step.task.run, self._reports), schema)
+
+    def _input(self, step: Step) -> DataFrame:
+        node = step.bound.node
+        frames = [self._frame(before) for before in node.inputs]
+        frame = frames[0] if len(frames) == 1 else both_sides(frames, node.keys)
+        return routed(frame, step.bound.keys, step.routing, ordered=step.bound.ordered)
+
+    def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
+        consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Side)]
+        return self._keep(frame) if len(consumers) > 1 else frame
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
+        self._kept.append(kept)
+        return kept
+
+
+def _run_and_write(
+    task: OperatorTask, reports: Reports, writer: PartWriter, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    yield from writer(task.run(reports, batches))

@@ -1,0 +1,120 @@
+"""Who a query is across restarts, and that only one driver at a time is it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.backup.store import BackupStore
+from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
+from anabranch.plan.bind import Bound
+from anabranch.state.groups import Routing
+
+_FILE = "query.json"
+_RUN_BITS = 32
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The query of a checkpoint folder: its id, its run number, and how its operators look."""
+
+    query: str
+    run: int
+    operators: Mapping[str, Mapping[str, Any]]
+    routing: Mapping[str, Routing]
+
+    @property
+    def fence(self) -> int:
+        """The least fencing token of this run, above all of earlier runs."""
+        return self.run << _RUN_BITS
+
+
+def load(store: BackupStore) -> Identity | None:
+    """The query that a checkpoint folder belongs to, or None if the folder is new."""
+    try:
+        text = store.get(_FILE).to_pybytes()
+    except CheckpointNotFound:
+        return None
+    try:
+        value = json.loads(text)
+        routing = {n: Routing.from_json(o["routing"]) for n, o in value["operators"].items()}
+        return Identity(value["query"], int(value["run"]), value["operators"], routing)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{_FILE}: not the description of a query: {error}") from error
+
+
+def new_query() -> str:
+    """A fresh query id, short enough for file names."""
+    return uuid.uuid4().hex[:12]
+
+
+def save(store: BackupStore, identity: Identity) -> None:
+    """Write the description of a query."""
+    operators = {
+        name: {**described, "routing": identity.routing[name].to_json()}
+        for name, described in identity.operators.items()
+    }
+    value = {"query": identity.query, "run": identity.run, "operators": operators}
+    store.put(_FILE, json.dumps(value, indent=1).encode())
+
+
+def describe(bound: Bound) -> dict[str, Any]:
+    """What must not change about an operator between two runs."""
+    return {
+        "keys": {field.name: str(field.type) for field in bound.layout.key.fields},
+        "sub_keys": list(bound.layout.key.sub),
+        "columns": {column.name: repr(column.type) for column in bound.layout.values},
+        "key_groups": bound.node.key_groups,
+        "timers": bound.layout.timers,
+    }
+
+
+def compare(before: Identity, now: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to start a query on the state of a different one."""
+    missing, extra = before.operators.keys() - now.keys(), now.keys() - before.operators.keys()
+    if missing or extra:
+        raise PlanError(
+            f"the checkpoint folder belongs to a query with the operators "
+            f"{sorted(before.operators)}, this one has {sorted(now)}; keep the operators and "
+            "their names, or start in a new folder"
+        )
+    for name, described in now.items():
+        for what, value in described.items():
+            was = before.operators[name].get(what)
+            if was != value:
+                raise SchemaChanged(
+                    f"operator {name!r}: {what} was {was} when its state was written and is "
+                    f"{value} now; change it back, or start in a new folder"
+                )
+
+
+class DriverLock:
+    """Held by the one driver that runs a query on this machine; freed when it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "driver.lock"
+        self._file = self._path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise PlanError(
+                f"this query is running already, in process {holder}; "
+                "stop it first, or use another checkpoint folder"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let another driver run the query."""
+        self._file.close()

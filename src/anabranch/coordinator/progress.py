@@ -1,0 +1,115 @@
+"""What a running query tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anabranch.spark.reports import Report
+from anabranch.units import Version
+
+
+@dataclass(frozen=True)
+class InstanceProgress:
+    """One instance of an operator in one batch."""
+
+    instance: int
+    rows: int
+    state_rows: int
+    state_bytes: int
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class OperatorProgress:
+    """One operator in one batch."""
+
+    name: str
+    instances: tuple[InstanceProgress, ...]
+    watermark: int | None
+
+    @property
+    def rows(self) -> int:
+        """Rows taken in."""
+        return sum(each.rows for each in self.instances)
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of state after the batch."""
+        return sum(each.state_rows for each in self.instances)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory that the state takes up after the batch."""
+        return sum(each.state_bytes for each in self.instances)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One batch of a query."""
+
+    version: Version
+    seconds: float
+    """From the start of the batch to its commit."""
+    operators: tuple[OperatorProgress, ...]
+    checkpoint: Version
+    """The version of the newest checkpoint that is safely stored, -1 if none."""
+    attempts: int = 1
+    """How often the batch was tried; more than 1 after a worker was lost."""
+
+    def __getitem__(self, operator: str) -> OperatorProgress:
+        for each in self.operators:
+            if each.name == operator:
+                return each
+        raise KeyError(f"no operator {operator!r}; there are {[o.name for o in self.operators]}")
+
+    @property
+    def rows(self) -> int:
+        """Rows taken in by the first operators of the query."""
+        return self.operators[0].rows if self.operators else 0
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of state over all operators."""
+        return sum(each.state_rows for each in self.operators)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory taken up by state over all operators."""
+        return sum(each.state_bytes for each in self.operators)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long recent batches took, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def over(cls, recent: Sequence[Progress]) -> Latency:
+        """The percentiles over some batches; zeros if there are none."""
+        seconds = [progress.seconds for progress in recent] or [0.0]
+        p50, p95, p99 = (float(p) for p in np.percentile(seconds, [50, 95, 99]))
+        return cls(p50, p95, p99)
+
+
+def operator_progress(
+    name: str, reports: Iterable[Report], watermark: int | None
+) -> OperatorProgress:
+    """Put the reports of an operator's instances together."""
+    instances = sorted((r for r in reports if r.operator == name), key=lambda r: r.instance)
+    return OperatorProgress(
+        name,
+        tuple(
+            InstanceProgress(
+                r.instance, r.rows, r.state_rows, r.state_bytes, r.seconds, r.cpu_seconds
+            )
+            for r in instances
+        ),
+        watermark,
+    )

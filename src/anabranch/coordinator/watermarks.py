@@ -1,0 +1,49 @@
+"""Watermarks: how far event time has come, operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from anabranch.operators.join import Join
+from anabranch.operators.operator import Operator
+from anabranch.spark.reports import Report
+from anabranch.spark.task import event_times
+
+Times = dict[str, tuple[int | None, ...]]
+"""The latest event time seen by each operator on each of its inputs, in microseconds."""
+
+
+@dataclass(frozen=True)
+class Watermarks:
+    """The event times seen in all committed batches, and the watermarks that follow from them.
+
+    As in Spark, the watermark of a batch depends on the batches before it alone, so every instance
+    has the same one, and has it again when the batch is repeated.
+    """
+
+    times: Times
+
+    def of(self, name: str, operator: Operator) -> int | None:
+        """An operator's watermark: the latest time less the delay, the least of all inputs."""
+        seen = self.times.get(name, ())
+        if not seen or any(time is None for time in seen):
+            return None
+        delays: tuple[int, ...] = (operator.watermark_delay,) * len(seen)
+        if isinstance(operator, Join):
+            delays = operator.side_delays
+        return min(
+            time - delay for time, delay in zip(seen, delays, strict=True) if time is not None
+        )
+
+    def advanced(self, operators: Mapping[str, Operator], reports: Iterable[Report]) -> Watermarks:
+        """The watermarks after a batch with these reports."""
+        times = dict(self.times)
+        for report in reports:
+            sides = len(event_times(operators[report.operator]))
+            before = times.get(report.operator, (None,) * sides)
+            times[report.operator] = tuple(
+                max((t for t in pair if t is not None), default=None)
+                for pair in zip(before, report.times, strict=True)
+            )
+        return Watermarks(times)

@@ -1,0 +1,80 @@
+"""Every error that Anabranch raises on purpose.
+
+::
+
+    AnabranchError
+    ├── PlanError (also ValueError)      the query cannot run as written; nothing was started
+    ├── StateError                       a state table cannot be used
+    │   ├── StateMissing                 not there, or not at the version that is needed
+    │   ├── StateLocked                  another task holds it
+    │   ├── StateFull                    no room for it in its folder
+    │   ├── SchemaChanged                it was written with other columns
+    │   └── Fenced                       a newer attempt has taken over
+    ├── CheckpointError                  a checkpoint cannot be used
+    │   ├── CheckpointCorrupt            its bytes are not what was written
+    │   └── CheckpointNotFound           there is none for that version
+    ├── StoreError                       a backup store failed
+    │   ├── DidNotHappen                 nothing was changed; it can be tried again
+    │   └── MayHaveHappened              the outcome is unknown; look before trying again
+    └── QueryFailed                      a running query ended with an error
+"""
+
+
+class AnabranchError(Exception):
+    """The base of every error in this module."""
+
+
+class PlanError(AnabranchError, ValueError):
+    """The query cannot run as written. Raised before anything is started or changed."""
+
+
+class StateError(AnabranchError):
+    """A state table cannot be used."""
+
+
+class StateMissing(StateError):
+    """The table is not there, or not at the version that the batch needs."""
+
+
+class StateLocked(StateError):
+    """Another task holds the table."""
+
+
+class StateFull(StateError):
+    """The state folder has no room left."""
+
+
+class SchemaChanged(StateError):
+    """The state was written with other columns than the ones asked for."""
+
+
+class Fenced(StateError):
+    """A newer attempt has taken the table over; this one must give up."""
+
+
+class CheckpointError(AnabranchError):
+    """A checkpoint cannot be used."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """The bytes of a checkpoint are not the ones that were written."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """There is no checkpoint for that version."""
+
+
+class StoreError(AnabranchError):
+    """A backup store failed."""
+
+
+class DidNotHappen(StoreError):
+    """The operation changed nothing; it can be tried again."""
+
+
+class MayHaveHappened(StoreError):
+    """The outcome of the operation is unknown."""
+
+
+class QueryFailed(AnabranchError):
+    """A running query ended with an error."""

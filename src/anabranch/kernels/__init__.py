@@ -1,0 +1,1 @@
+"""Every compiled loop of the package, one module per theme."""

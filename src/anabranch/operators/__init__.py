@@ -1,0 +1,1 @@
+"""Operators: what users implement, and the ones that are built in."""

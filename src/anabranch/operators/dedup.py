@@ -1,0 +1,107 @@
+"""Deduplication: of the rows of a key only the first goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from anabranch.errors import PlanError
+from anabranch.kernels.dedup import first_seen, first_within
+from anabranch.operators.context import Context
+from anabranch.operators.operator import Operator
+from anabranch.operators.rows import Rows
+from anabranch.state import schema
+from anabranch.state.schema import Column, StateSchema
+from anabranch.state.view import State
+
+_NEVER = int(np.iinfo(np.int64).min)
+
+
+class Deduplicate(Operator):
+    """Lets the first row of every key pass and drops the others.
+
+    Without ``ttl`` a key is remembered for ever. With ``ttl`` (microseconds of the event time
+    ``on``) a row is dropped if an earlier row of its key passed and the row's time is at most
+    ``ttl`` after that one's; a later row passes and starts the interval anew. The key is forgotten
+    once the watermark is past its interval. No row that is not late could then still be dropped,
+    so the result depends on the order of the rows alone, not on when batches begin and end or keys
+    are forgotten. (Spark's ``dropDuplicatesWithinWatermark`` drops whatever comes until the key is
+    forgotten.)
+
+    Rows before the watermark, and rows without a time, go to the side output.
+
+    >>> Deduplicate(ttl=600_000_000, on="at", watermark=60_000_000)
+    Deduplicate(ttl=0:10:00, on='at')
+
+    Columns that come out: those that go in.
+    """
+
+    def __init__(
+        self, *, ttl: int | None = None, on: str | None = None, watermark: int = 0
+    ) -> None:
+        if (ttl is None) != (on is None):
+            raise PlanError("deduplicate: ttl needs on, the column of the time it counts in")
+        if ttl is not None and ttl < 0:
+            raise PlanError(f"deduplicate: ttl is {ttl} us; it must not be negative")
+        self.ttl = ttl
+        self.event_time = on
+        self.watermark_delay = watermark
+        if self.ttl is None:
+            self.state = StateSchema((Column("_seen", schema.bool_, False),))
+        else:
+            self.state = StateSchema((Column("_expires", schema.timestamp, _NEVER),))
+            self.timers = True
+            self.side = True
+
+    def __repr__(self) -> str:
+        if self.ttl is None:
+            return "Deduplicate()"
+        return f"Deduplicate(ttl={timedelta(microseconds=self.ttl)}, on={self.event_time!r})"
+
+    def bind(self, schema: pa.Schema, keys: Sequence[str]) -> Deduplicate:
+        """Check that the time is there and is a time."""
+        if self.event_time is not None:
+            at = schema.get_field_index(self.event_time)
+            if at < 0 or not types.is_timestamp(schema.field(at).type):
+                raise PlanError(
+                    f"deduplicate: on={self.event_time!r} must be a timestamp column; "
+                    f"the rows have {schema.names}"
+                )
+        return self
+
+    def output(self, schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
+        """The columns of the input."""
+        return schema
+
+    def process(self, rows: Rows, state: State, context: Context) -> Rows:
+        """Send on the rows whose key is new."""
+        if self.event_time is None or self.ttl is None:
+            at = state.rows(rows)
+            unseen = np.flatnonzero(~state["_seen"][at])
+            at = at[unseen]
+            state.table.touch(at)
+            return rows.take(unseen[first_seen(state.table.column("_seen"), at)])
+        in_time = rows.valid(self.event_time)
+        if context.watermark is not None:
+            in_time &= rows.times(self.event_time) >= context.watermark
+        context.late(rows.filter(~in_time))
+        rows = rows.filter(in_time)
+        at = state.rows(rows)
+        times = rows.times(self.event_time)
+        # The interval of a key only ever moves forward: what is inside it now can be left out, and
+        # only the keys that really change are touched.
+        maybe = np.flatnonzero(times > state["_expires"][at])
+        at = at[maybe]
+        state.table.touch(at)
+        passed = first_within(state.table.column("_expires"), at, times[maybe], self.ttl)
+        state.set_timer(at, state["_expires"][at])
+        return rows.take(maybe[passed])
+
+    def finish(self, state: State, context: Context) -> None:
+        """Forget the keys whose interval is over."""
+        if self.ttl is not None and context.watermark is not None:
+            state.delete(state.due(context.watermark - 1))

@@ -1,0 +1,82 @@
+"""The protocol that every stateful operator implements, the built-in ones included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import pyarrow as pa
+
+from anabranch.operators.context import Context
+from anabranch.operators.rows import Rows
+from anabranch.state.schema import StateSchema
+from anabranch.state.view import State
+
+
+class Operator:
+    """A stateful step over a keyed stream. Subclass it, declare ``state``, write ``process``.
+
+    An operator must be deterministic: the same rows in the same order against the same state give
+    the same output and the same state. It must keep nothing in ``self`` from one batch to the next;
+    what is to last belongs into the state. Use ``context.batch_time`` instead of the clock.
+
+    >>> import anabranch as ab
+    >>> class Speeding(ab.Operator):
+    ...     state = ab.schema(times=ab.int32)
+    ...
+    ...     def process(self, rows, state, context):
+    ...         rows = rows.filter(rows["speed"] > 120)
+    ...         at = state.rows(rows)
+    ...         state.add("times", at, 1)
+    ...         return rows.append_column("times", state["times"][at])
+    """
+
+    state: StateSchema
+    """The columns kept for each key."""
+
+    sub_keys: tuple[str, ...] = ()
+    """Names of int64 columns that, with the key, identify a state row: several rows per key."""
+
+    timers: bool = False
+    """Whether rows of the state can have a timer; see :meth:`finish` and ``state.due``."""
+
+    ordered: bool = True
+    """Whether the result depends on the order of rows. Leave it unless you are sure: rows then
+    come in the order of the source, and a replayed batch gives the same result to the bit."""
+
+    whole_batch: bool = False
+    """Whether all rows of a batch must come in one call of :meth:`process`, whatever their
+    number; otherwise a large batch comes in several."""
+
+    event_time: str | None = None
+    """The timestamp column whose maximum drives the watermark, if the operator uses one."""
+
+    watermark_delay: int = 0
+    """How far the watermark stays behind the latest ``event_time`` seen, in microseconds."""
+
+    side: bool = False
+    """Whether ``context.late`` is used; the side output then has the columns of the input."""
+
+    def bind(self, schema: pa.Schema, keys: Sequence[str]) -> Operator:
+        """The operator for rows of this schema; raise :class:`PlanError` if it cannot be.
+
+        Called once, before anything starts. The default returns the operator as it is.
+        """
+        return self
+
+    def output(self, schema: pa.Schema, keys: Sequence[str]) -> pa.Schema | None:
+        """The columns that come out. None, the default, means: try ``process`` on no rows."""
+        return None
+
+    def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
+        """Take some rows of the batch into the state and return rows to send on, if any.
+
+        Called any number of times per batch and instance, with some of the rows each time; where
+        the calls are divided must not matter (or see :attr:`whole_batch`).
+        """
+        raise TypeError(f"{type(self).__name__} has no process method")
+
+    def finish(self, state: State, context: Context) -> Rows | None:
+        """Called once at the end of every batch on every instance, also if no rows came.
+
+        The place to close windows against ``context.watermark`` and to act on due timers.
+        """
+        return None

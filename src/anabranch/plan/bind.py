@@ -1,0 +1,232 @@
+"""Checking a plan against real schemas before anything starts.
+
+Binding runs every transform on an empty DataFrame and every operator on no rows, so that a mistake
+is found now and named, not in the first batch.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from anabranch.errors import AnabranchError, PlanError
+from anabranch.operators.context import Context
+from anabranch.operators.join import Join
+from anabranch.operators.operator import Operator
+from anabranch.operators.rows import Rows
+from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform
+from anabranch.spark.shuffle import both_sides
+from anabranch.spark.task import event_times
+from anabranch.spark.types import arrow_schema, spark_schema
+from anabranch.state.groups import MAX_KEY_GROUPS
+from anabranch.state.keys import KeyLayout
+from anabranch.state.schema import RESERVED
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.state.view import State
+from anabranch.units import Version
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A stateful operator of a plan, with the schemas it will see and make."""
+
+    node: Stateful
+    operator: Operator
+    keys: tuple[str, ...]
+    input: pa.Schema
+    output: pa.Schema
+    layout: TableLayout
+    ordered: bool
+    side: bool
+
+    @property
+    def name(self) -> str:
+        """The operator's name, unique in the query."""
+        return self.node.name
+
+
+def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
+    """Check all of a plan; raise :class:`PlanError` with the first thing that is wrong."""
+    _check_shape(plan)
+    empties: dict[Node, DataFrame] = {}
+    bounds: dict[Stateful, Bound] = {}
+    for node in plan.nodes():
+        match node:
+            case Source(frame):
+                empties[node] = spark.createDataFrame([], frame.schema)
+            case Transform(before, _):
+                empties[node] = _transformed(empties[before], node)
+            case Stateful():
+                bound = _bind_operator(plan, node, empties)
+                bounds[node] = bound
+                empties[node] = spark.createDataFrame([], spark_schema(bound.output))
+            case Side(of):
+                empties[node] = spark.createDataFrame([], spark_schema(bounds[of].input))
+    for output in plan.outputs:
+        output.sink.check(empties[output.input].schema)
+    return bounds
+
+
+def _check_shape(plan: Plan) -> None:
+    names: set[str] = set()
+    for source in plan.sources():
+        if not source.frame.isStreaming:
+            raise PlanError(
+                "the source is not a streaming DataFrame; make one with spark.readStream"
+            )
+    for node in plan.operators():
+        if not _NAME.fullmatch(node.name):
+            raise PlanError(
+                f"operator name {node.name!r}: use letters, digits, '_' and '-', "
+                "starting with a letter or digit"
+            )
+        if node.name in names:
+            raise PlanError(
+                f"two operators are named {node.name!r}; give each its own name=..., "
+                "it is how their state is found again after a restart"
+            )
+        names.add(node.name)
+        if not 1 <= node.key_groups <= MAX_KEY_GROUPS:
+            raise PlanError(
+                f"operator {node.name!r}: key_groups={node.key_groups}, "
+                f"but it must be between 1 and {MAX_KEY_GROUPS}"
+            )
+        if node.instances is not None and not 1 <= node.instances <= node.key_groups:
+            raise PlanError(
+                f"operator {node.name!r}: instances={node.instances}, but it must be at least 1 "
+                f"and at most its {node.key_groups} key groups"
+            )
+
+
+def _transformed(frame: DataFrame, node: Transform) -> DataFrame:
+    try:
+        result = node.function(frame)
+    except PySparkException as error:
+        raise PlanError(f"{node}: {error}") from error
+    if not isinstance(result, DataFrame):
+        raise PlanError(f"{node} returned {type(result).__name__}; it must return a DataFrame")
+    return result
+
+
+def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]) -> Bound:
+    where = f"operator {node.name!r}"
+    for before, keys in zip(node.inputs, node.keys, strict=True):
+        _check_columns(empties[before].columns, keys, where)
+    keys = node.keys[0]
+    frame = empties[node.inputs[0]]
+    if len(node.inputs) == 2:
+        frame = _both(node, [empties[before] for before in node.inputs])
+    schema = arrow_schema(frame.schema, where=where)
+    try:
+        operator = _sided(node, empties).bind(schema, keys)
+        for column in event_times(operator):
+            _check_time(schema, column, where)
+        fields = [schema.field(name) for name in keys]
+        layout = TableLayout(
+            KeyLayout(fields, operator.sub_keys, node.key_groups), operator.state, operator.timers
+        )
+        output = operator.output(schema, keys) or _tried(operator, schema, keys, layout, where)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from error
+    side = any(isinstance(after, Side) for after in plan.consumers(node))
+    if side and not operator.side:
+        raise PlanError(f"{where} has no late rows: only windowed operators do")
+    return Bound(node, operator, keys, schema, output, layout, plan.ordered(node), side)
+
+
+def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
+    """An operator of two inputs, told which columns are whose."""
+    if not isinstance(node.operator, Join):
+        return node.operator
+    left, right = (
+        [name for name in empties[before].columns if name not in keys]
+        for before, keys in zip(node.inputs, node.keys, strict=True)
+    )
+    return node.operator.of(left, right)
+
+
+def _check_columns(columns: list[str], keys: tuple[str, ...], where: str) -> None:
+    for name in columns:
+        if name.startswith(RESERVED) or columns.count(name) > 1:
+            reason = "is there twice" if columns.count(name) > 1 else "starts with '__'"
+            raise PlanError(f"{where}: column {name!r} {reason}; rename it in a transform")
+    for name in keys:
+        if name not in columns:
+            raise PlanError(f"{where}: no key column {name!r}; the columns are {columns}")
+    if not keys or len(set(keys)) < len(keys):
+        raise PlanError(f"{where}: key_by({', '.join(keys)}) needs columns, each of them once")
+
+
+def _check_time(schema: pa.Schema, column: str, where: str) -> None:
+    at = schema.get_field_index(column)
+    if at < 0:
+        raise PlanError(f"no event-time column {column!r}; the columns are {schema.names}")
+    if not pa.types.is_timestamp(schema.field(at).type):
+        raise PlanError(
+            f"event-time column {column!r} is {schema.field(at).type}, not a timestamp; "
+            "cast it in a transform"
+        )
+
+
+def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
+    (left, right), (left_keys, right_keys) = frames, node.keys
+    where = f"operator {node.name!r}"
+    if len(left_keys) != len(right_keys):
+        raise PlanError(f"{where}: the two sides have {left_keys} and {right_keys} as their keys")
+    for mine, theirs in zip(left_keys, right_keys, strict=True):
+        if left.schema[mine].dataType != right.schema[theirs].dataType:
+            raise PlanError(
+                f"{where}: key {mine!r} is {left.schema[mine].dataType.simpleString()} on the left "
+                f"and {theirs!r} is {right.schema[theirs].dataType.simpleString()} on the right; "
+                "cast one of them"
+            )
+    clash = (set(left.columns) - set(left_keys)) & (set(right.columns) - set(right_keys))
+    clash |= set(left_keys) & (set(right.columns) - set(right_keys))
+    if clash:
+        raise PlanError(
+            f"{where}: both sides have columns {sorted(clash)}; rename them on one side"
+        )
+    return both_sides(frames, node.keys)
+
+
+def _tried(
+    operator: Operator, schema: pa.Schema, keys: tuple[str, ...], layout: TableLayout, where: str
+) -> pa.Schema:
+    """The schema of what an operator returns for no rows, run on a table of its own."""
+    nothing = Rows(
+        pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema),
+        np.empty(0, np.uint64),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        table = StateTable.create(Path(folder) / "trial", layout)
+        try:
+            table.begin(Version(0), 0)
+            state, context = State(table, keys), Context(Version(0), 0, keys)
+            result = operator.process(nothing, state, context)
+            if result is None:
+                result = operator.finish(state, context)
+        except AnabranchError:
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"process() failed on an empty batch with {type(error).__name__}: {error}. "
+                "Make it work for no rows, or declare output()"
+            ) from error
+        finally:
+            table.close()
+    if result is None:
+        raise PlanError(
+            "process() returned nothing for an empty batch, so the columns it makes are "
+            "not known; return rows for an empty batch too, or declare output()"
+        )
+    return result.schema

@@ -1,0 +1,177 @@
+"""The plan of a query: a graph of sources, steps, operators and sinks.
+
+Nodes are plain values that point at their inputs. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+
+from anabranch.operators.operator import Operator
+
+if TYPE_CHECKING:
+    from anabranch.spark.sinks.sink import Sink
+
+DEFAULT_KEY_GROUPS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A streaming DataFrame."""
+
+    frame: DataFrame
+
+    def __str__(self) -> str:
+        return f"source [{', '.join(self.frame.columns)}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """A stateless step: a function from DataFrame to DataFrame."""
+
+    input: Node
+    function: Callable[[DataFrame], DataFrame]
+
+    def __str__(self) -> str:
+        return f"transform {getattr(self.function, '__name__', type(self.function).__name__)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Stateful:
+    """A stateful operator over one keyed input, or over two with the same key."""
+
+    name: str
+    operator: Operator
+    inputs: tuple[Node, ...]
+    keys: tuple[tuple[str, ...], ...]
+    key_groups: int = DEFAULT_KEY_GROUPS
+    instances: int | None = None
+
+    def __str__(self) -> str:
+        keys = " = ".join(", ".join(names) for names in self.keys)
+        instances = "" if self.instances is None else f", {self.instances} instances"
+        return (
+            f"operator {self.name!r}: {self.operator!r} by [{keys}], "
+            f"{self.key_groups} key groups{instances}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """The side output of an operator: its late rows."""
+
+    of: Stateful
+
+    def __str__(self) -> str:
+        return f"late rows of {self.of.name!r}"
+
+
+Node = Source | Transform | Stateful | Side
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """A sink and what flows into it."""
+
+    input: Node
+    sink: Sink
+
+    def __str__(self) -> str:
+        return f"sink {self.sink!r}"
+
+
+def inputs(node: Node | Output) -> tuple[Node, ...]:
+    """What flows into a node."""
+    match node:
+        case Source():
+            return ()
+        case Stateful():
+            return node.inputs
+        case Side():
+            return (node.of,)
+        case _:
+            return (node.input,)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All sinks of a query, and through them everything that feeds them."""
+
+    outputs: tuple[Output, ...]
+
+    def nodes(self) -> list[Node]:
+        """Every node once, inputs before what they feed."""
+        order: list[Node] = []
+        seen: set[int] = set()
+
+        def visit(node: Node) -> None:
+            if id(node) in seen:
+                return
+            seen.add(id(node))
+            for before in inputs(node):
+                visit(before)
+            order.append(node)
+
+        for output in self.outputs:
+            visit(output.input)
+        return order
+
+    def sources(self) -> list[Source]:
+        """The sources, in the order in which the plan reaches them."""
+        return [node for node in self.nodes() if isinstance(node, Source)]
+
+    def operators(self) -> list[Stateful]:
+        """The stateful operators, upstream ones first."""
+        return [node for node in self.nodes() if isinstance(node, Stateful)]
+
+    def consumers(self, node: Node) -> list[Node | Output]:
+        """What a node feeds."""
+        everything: list[Node | Output] = [*self.nodes(), *self.outputs]
+        return [after for after in everything if any(before is node for before in inputs(after))]
+
+    def ordered(self, node: Stateful) -> bool:
+        """Whether a node must see its rows in source order.
+
+        It must if its own result depends on order, or if it feeds an operator whose does: the order
+        of its output is then part of the result.
+        """
+        return node.operator.ordered or any(
+            isinstance(after, Stateful) and self.ordered(after) for after in self._downstream(node)
+        )
+
+    def _downstream(self, node: Node) -> Iterator[Node]:
+        for after in self.consumers(node):
+            if not isinstance(after, Output):
+                yield after
+                yield from self._downstream(after)
+
+    def tree(self) -> str:
+        """The plan as text: every sink with what flows into it below.
+
+        A node that feeds several others is spelled out once and then named by its number.
+        """
+        lines: list[str] = []
+        numbers: dict[int, int] = {}
+
+        def draw(node: Node | Output, prefix: str, branch: str, below: str) -> None:
+            if id(node) in numbers:
+                lines.append(f"{prefix}{branch}(see #{numbers[id(node)]})")
+                return
+            shared = not isinstance(node, Output) and len(self.consumers(node)) > 1
+            mark = ""
+            if shared:
+                numbers[id(node)] = len(numbers) + 1
+                mark = f"#{numbers[id(node)]} "
+            lines.append(f"{prefix}{branch}{mark}{node}")
+            before: Sequence[Node] = inputs(node)
+            for at, child in enumerate(before):
+                last = at == len(before) - 1
+                draw(child, prefix + below, "└─ " if last else "├─ ", "   " if last else "│  ")
+
+        for output in self.outputs:
+            draw(output, "", "", "")
+        return "\n".join(lines)

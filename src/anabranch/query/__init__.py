@@ -1,0 +1,1 @@
+"""Building a query, checking it, and holding on to it while it runs."""

@@ -1,0 +1,80 @@
+"""A query that has not been started: its plan, and the button."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.backup.store import Backup
+from anabranch.checkpointing.policy import Checkpointing, Periodic
+from anabranch.errors import PlanError
+from anabranch.plan.bind import bind
+from anabranch.plan.graph import Output, Plan
+from anabranch.query.running import RunningQuery, Settings
+from anabranch.spark import session
+from anabranch.units import Duration, microseconds
+
+
+def query(*queries: Query) -> Query:
+    """Put several sinks into one query, which commits all of them together."""
+    if not queries:
+        raise PlanError("query() needs at least one stream that ends in a sink")
+    return Query(tuple(output for each in queries for output in each.outputs))
+
+
+class Query:
+    """One or more sinks and everything that feeds them. Nothing runs before :meth:`start`."""
+
+    def __init__(self, outputs: tuple[Output, ...]) -> None:
+        self.outputs = outputs
+
+    def explain(self) -> str:
+        """The plan as a tree of text, sinks first."""
+        return Plan(self.outputs).tree()
+
+    def start(
+        self,
+        folder: str | Path,
+        *,
+        checkpointing: Checkpointing | None = None,
+        backup: Backup | None = None,
+        instances: int | None = None,
+        every: Duration | None = None,
+        available_now: bool = False,
+        state_folder: str | Path | None = None,
+        name: str | None = None,
+    ) -> RunningQuery:
+        """Check the plan and start it, or carry on where it was stopped or killed.
+
+        ``folder`` remembers everything about the query: its progress and, unless ``backup`` says
+        otherwise, its checkpoints. A path, or the URI of an object store.
+
+        ``checkpointing`` says when state is saved (default: what changed, every 5 seconds).
+        ``instances`` is how many tasks share each operator (default: Spark's parallelism); it may
+        change from one start to the next. ``every`` starts a batch at fixed times instead of as
+        soon as the one before is done; ``available_now`` stops after what is there now.
+        ``state_folder`` is where state lives while the query runs: in shared memory if not given;
+        give a folder on a disk for state that is larger than memory.
+        """
+        plan = Plan(self.outputs)
+        if every is not None and available_now:
+            raise PlanError("start: every= and available_now=True exclude each other")
+        sources = plan.sources()
+        spark = sources[0].frame.sparkSession
+        session.check(spark)
+        trigger: dict[str, str | bool] | None = None
+        if every is not None:
+            trigger = {
+                "processingTime": f"{microseconds(every, what='every') // 1000} milliseconds"
+            }
+        if available_now:
+            trigger = {"availableNow": True}
+        settings = Settings(
+            folder=folder,
+            checkpointing=checkpointing if checkpointing is not None else Periodic(),
+            backup=backup,
+            instances=instances,
+            trigger=trigger,
+            state_folder=state_folder,
+            name=name,
+        )
+        return RunningQuery.start(plan, bind(plan, spark), spark, settings)

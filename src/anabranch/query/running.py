@@ -1,0 +1,302 @@
+"""A query that runs: watching it, asking it, stopping it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from anabranch.backup.parts import state_rows
+from anabranch.backup.store import Backup
+from anabranch.checkpointing.policy import Checkpointing, Never
+from anabranch.coordinator import startup
+from anabranch.coordinator.coordinator import Coordinator, Running
+from anabranch.coordinator.identity import DriverLock
+from anabranch.coordinator.progress import Latency, Progress
+from anabranch.coordinator.startup import Place
+from anabranch.errors import AnabranchError, PlanError, QueryFailed, StateMissing
+from anabranch.plan.bind import Bound
+from anabranch.plan.graph import Plan, Stateful
+from anabranch.spark.session import quick_logs
+from anabranch.spark.sinks.simple import MemorySink
+from anabranch.spark.sources import combine
+from anabranch.units import Version
+
+_log = logging.getLogger("anabranch")
+_RECOVERIES = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a query is to be run; see :meth:`anabranch.Query.start`."""
+
+    folder: str | Path
+    checkpointing: Checkpointing
+    backup: Backup | None
+    instances: int | None
+    trigger: Mapping[str, Any] | None
+    state_folder: str | Path | None
+    name: str | None
+
+
+class RunningQuery:
+    """A started query. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        place: Place,
+        spark: SparkSession,
+        settings: Settings,
+        running: Running,
+        lock: DriverLock,
+    ) -> None:
+        self._place = place
+        self._spark = spark
+        self._settings = settings
+        self._running = running
+        self._lock = lock
+        self._coordinator = Coordinator(running, spark)
+        self._combined = combine([source.frame for source in running.plan.sources()])
+        self._ended = threading.Event()
+        self._failure: AnabranchError | None = None
+        self._spark_query: StreamingQuery | None = None
+        self._supervisor = threading.Thread(target=self._supervise, name="anabranch", daemon=True)
+
+    @classmethod
+    def start(
+        cls, plan: Plan, bounds: Mapping[Stateful, Bound], spark: SparkSession, settings: Settings
+    ) -> RunningQuery:
+        """Take the query over, recover its state, and let it run."""
+        place = Place.of(settings.folder, settings.backup, settings.state_folder)
+        instances = settings.instances or spark.sparkContext.defaultParallelism
+        before, routing = startup.identify(place, bounds, instances)
+        running, lock = startup.assemble(
+            place, plan, bounds, settings.checkpointing, before, routing
+        )
+        query = cls(place, spark, settings, running, lock)
+        try:
+            query._recover(before.routing)
+            query._launch()
+        except BaseException:
+            query._release()
+            raise
+        query._supervisor.start()
+        return query
+
+    @property
+    def id(self) -> str:
+        """The query's id, the same after every restart from its folder."""
+        return self._running.query
+
+    @property
+    def spark_query(self) -> StreamingQuery:
+        """Spark's handle of the query; its progress also reaches Spark's listeners."""
+        if self._spark_query is None:
+            raise QueryFailed("the query has not been started")
+        return self._spark_query
+
+    @property
+    def status(self) -> str:
+        """``"running"``, ``"stopped"``, or ``"failed: ..."``."""
+        if not self._ended.is_set():
+            return "running"
+        return "stopped" if self._failure is None else f"failed: {self._failure}"
+
+    @property
+    def exception(self) -> AnabranchError | None:
+        """Why the query failed, if it did."""
+        return self._failure
+
+    @property
+    def version(self) -> Version:
+        """The last committed micro-batch."""
+        return self._running.committed.version
+
+    @property
+    def progress(self) -> Progress | None:
+        """The last committed batch."""
+        recent = self.recent_progress
+        return recent[-1] if recent else None
+
+    @property
+    def recent_progress(self) -> list[Progress]:
+        """The last hundred batches, oldest first."""
+        return list(self._coordinator.recent)
+
+    @property
+    def latency(self) -> Latency:
+        """Percentiles of the time that recent batches took."""
+        return Latency.over(self.recent_progress)
+
+    def explain(self) -> str:
+        """The plan as a tree of text."""
+        return self._running.plan.tree()
+
+    def state(self, operator: str) -> DataFrame:
+        """The state of an operator as it is after the last committed batch.
+
+        Key columns, ``key_group``, and the state's columns. The rows are copied between two
+        batches, so the stream waits for the copy; read a checkpoint with
+        ``spark.read.format("anabranch.state")`` where that would be too long.
+        """
+        return self._spark.createDataFrame(self.state_table(operator))
+
+    def state_table(self, operator: str) -> pa.Table:
+        """The same as :meth:`state`, as an Arrow table."""
+        routing = self._running.routing.get(operator)
+        if routing is None:
+            raise PlanError(
+                f"no operator {operator!r}; the query has {sorted(self._running.routing)}"
+            )
+        with self._coordinator.turn:
+            captures = self._running.tables.capture(operator, routing)
+        return state_rows(captures)
+
+    def memory(self, name: str) -> DataFrame:
+        """The rows that have come into the memory sink of this name."""
+        return self._spark.createDataFrame(self.memory_table(name))
+
+    def memory_table(self, name: str) -> pa.Table:
+        """The same as :meth:`memory`, as an Arrow table."""
+        for output in self._running.plan.outputs:
+            if isinstance(output.sink, MemorySink) and output.sink.name == name:
+                return output.sink.table()
+        raise PlanError(f"the query has no memory sink {name!r}; add one with to_memory({name!r})")
+
+    def checkpoint(self) -> Version:
+        """Save all state now and wait until it is stored. Returns the version saved."""
+        with self._coordinator.turn:
+            running = self._running
+            captures = {
+                name: running.tables.capture(name, routing)
+                for name, routing in running.routing.items()
+            }
+            commit = running.committed
+        running.checkpoints.store(commit, captures)
+        return commit.version
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the query ends, or for so many seconds. Raises if it failed.
+
+        Returns whether it has ended.
+        """
+        ended = self._ended.wait(timeout)
+        if ended and self._failure is not None:
+            raise self._failure
+        return ended
+
+    def process_all_available(self) -> None:
+        """Wait until everything that is in the sources now has been committed. For tests."""
+        while not self._ended.is_set():
+            query = self.spark_query
+            try:
+                query.processAllAvailable()
+                return
+            except Exception:
+                # The query failed, or is being restarted after its state was lost; the
+                # supervisor knows which.
+                if self._ended.wait(0.1):
+                    break
+                if query is self.spark_query and query.isActive:
+                    raise
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the query after the batch it is in, and save its state.
+
+        Its memory is given back once the state is stored. With :class:`~anabranch.Never` the state
+        is left in memory, so that the query can be started again on this machine.
+        """
+        with self._coordinator.turn:
+            self._coordinator.stopping = True
+        self.spark_query.stop()
+        self._supervisor.join()
+
+    def _recover(self, before: Any) -> None:
+        again = startup.recover(self._place, self._running, before)
+        if again is not None:
+            start = self._running.committed.version
+            _log.warning(
+                "state restored at version %s; running batches up to %s again", start, again.target
+            )
+            again.replay(start, self._place.store, self._running.logs, self._run_one)
+        startup.settle(self._place, self._running)
+
+    def _writer(self) -> Any:
+        return (
+            self._combined.writeStream.foreachBatch(self._coordinator.run_batch)
+            .option("checkpointLocation", self._place.spark)
+            .outputMode("append")
+        )
+
+    def _run_one(self) -> None:
+        with quick_logs(self._spark, local=self._running.local):
+            once = self._writer().trigger(once=True).start()
+        try:
+            once.awaitTermination()
+        except Exception as error:
+            raise self._coordinator.failure or error from error
+
+    def _launch(self) -> None:
+        writer = self._writer()
+        if self._settings.trigger is not None:
+            writer = writer.trigger(**self._settings.trigger)
+        if self._settings.name is not None:
+            writer = writer.queryName(self._settings.name)
+        with quick_logs(self._spark, local=self._running.local):
+            self._spark_query = writer.start()
+
+    def _supervise(self) -> None:
+        """Wait for the end of the query, and bring lost state back where that was the cause."""
+        failures, reached = 0, self.version
+        while True:
+            try:
+                self.spark_query.awaitTermination()
+                break
+            except Exception as error:
+                cause = self._coordinator.failure or QueryFailed(str(error))
+            if self._coordinator.stopping:
+                break
+            failures = 1 if self.version > reached else failures + 1
+            reached = self.version
+            if not isinstance(cause, StateMissing) or failures > _RECOVERIES:
+                self._failure = (
+                    cause if isinstance(cause, AnabranchError) else QueryFailed(str(cause))
+                )
+                break
+            _log.warning("state was lost, recovering: %s", cause)
+            try:
+                self._recover(self._running.routing)
+                self._launch()
+            except Exception as error:
+                self._failure = (
+                    error if isinstance(error, AnabranchError) else QueryFailed(str(error))
+                )
+                break
+        self._release()
+        self._ended.set()
+
+    def _release(self) -> None:
+        """Save what is to be saved and let go of everything."""
+        running = self._running
+        try:
+            running.checkpoints.wait()
+            keeps = isinstance(self._settings.checkpointing, Never)
+            if self._failure is None and not keeps and running.committed.version >= 0:
+                if running.checkpoints.stored < running.committed.version:
+                    self.checkpoint()
+                if running.checkpoints.stored == running.committed.version:
+                    running.tables.destroy()
+        except AnabranchError as error:
+            _log.warning("the state of version %s was not saved: %s", self.version, error)
+        finally:
+            running.checkpoints.close()
+            self._lock.release()

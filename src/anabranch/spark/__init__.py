@@ -1,0 +1,1 @@
+"""Everything that touches Spark beyond the plain DataFrame API."""

@@ -1,0 +1,151 @@
+"""Keys on the Spark side: one form for each key, and its 64-bit hash.
+
+Spark groups 0.0 with -0.0, every NaN with every other, and maps with the same entries in any
+order. :func:`normalised` gives such values one form, so that they are one key here as well, and
+reach operators and sinks as Spark's own ``groupBy`` would show them.
+"""
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    DoubleType,
+    FloatType,
+    GeographyType,
+    GeometryType,
+    MapType,
+    StringType,
+    StructType,
+    UserDefinedType,
+    VariantType,
+    YearMonthIntervalType,
+)
+
+from anabranch.errors import PlanError
+
+
+def normalised(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """The frame with values of key columns that Spark takes for equal made the same.
+
+    Types that cannot be keys are refused with a :class:`~anabranch.errors.PlanError`.
+    """
+    changed = {}
+    for name in keys:
+        kind = _type(frame, name)
+        _check(name, kind, kind)
+        if _contains(kind, (FloatType, DoubleType, MapType)):
+            changed[name] = _normalised(_column(name), kind)
+    return frame.withColumns(changed) if changed else frame
+
+
+def key_hash(frame: DataFrame, keys: Sequence[str]) -> Column:
+    """Spark's xxhash64 over the key columns of a :func:`normalised` frame, as a signed long.
+
+    Equal keys have equal hashes. Different keys may share one, and some always do, because Spark
+    leaves nulls out: ``(null, 'a')`` and ``('a', null)``. State tables compare the keys themselves.
+    """
+    return F.xxhash64(*[_hashable(_column(name), _type(frame, name)) for name in keys])
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _type(frame: DataFrame, name: str) -> DataType:
+    for field in frame.schema.fields:
+        if field.name == name:
+            return field.dataType
+    raise PlanError(f"no column {name!r} to key by; there are {frame.columns}")
+
+
+def _inner(kind: DataType) -> list[DataType]:
+    if isinstance(kind, ArrayType):
+        return [kind.elementType]
+    if isinstance(kind, MapType):
+        return [kind.keyType, kind.valueType]
+    if isinstance(kind, StructType):
+        return [field.dataType for field in kind.fields]
+    return []
+
+
+def _contains(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:
+    return isinstance(kind, wanted) or any(_contains(inner, wanted) for inner in _inner(kind))
+
+
+def _check(name: str, whole: DataType, kind: DataType) -> None:
+    why = _refusal(kind)
+    if why is not None:
+        raise PlanError(f"cannot key by {name!r} of type {whole.simpleString()}: {why}")
+    for inner in _inner(kind):
+        _check(name, whole, inner)
+
+
+def _refusal(kind: DataType) -> str | None:
+    text = kind.simpleString()
+    if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+        return (
+            f"strings that are equal under the collation {kind.collation} differ in their bytes; "
+            "key by collation_key(...), or by the string collated UTF8_BINARY"
+        )
+    if isinstance(kind, VariantType | GeometryType | GeographyType):
+        return f"Spark cannot group by {text}; key by what you extract from it"
+    if isinstance(kind, YearMonthIntervalType | CalendarIntervalType):
+        return f"Spark cannot hand {text} to Python; cast it to a number or a string"
+    if isinstance(kind, UserDefinedType):
+        return f"{text} is a user-defined type; key by the fields that it is made of"
+    return None
+
+
+def _normalised(column: Column, kind: DataType) -> Column:
+    if isinstance(kind, FloatType | DoubleType):
+        zero, nan = F.lit(0.0).cast(kind), F.lit(float("nan")).cast(kind)
+        return F.when(column == zero, zero).when(F.isnan(column), nan).otherwise(column)
+    if not _contains(kind, (FloatType, DoubleType, MapType)):
+        return column
+    if isinstance(kind, ArrayType):
+        of = kind.elementType
+        return F.transform(column, lambda element: _normalised(element, of))
+    if isinstance(kind, MapType):
+        return F.map_from_entries(_sorted_entries(column, kind))
+    assert isinstance(kind, StructType)
+    fields = [
+        _normalised(column.getField(field.name), field.dataType).alias(field.name)
+        for field in kind.fields
+    ]
+    return F.when(column.isNotNull(), F.struct(*fields))
+
+
+def _sorted_entries(column: Column, kind: MapType) -> Column:
+    entries = F.map_entries(column)
+    # Values may be maps, which have no order: what is sorted are keys with their positions.
+    order = F.array_sort(
+        F.transform(entries, lambda entry, i: F.struct(entry["key"].alias("key"), i.alias("i")))
+    )
+    return F.transform(
+        order,
+        lambda at: F.struct(
+            _normalised(at["key"], kind.keyType).alias("key"),
+            _normalised(F.get(entries, at["i"])["value"], kind.valueType).alias("value"),
+        ),
+    )
+
+
+def _hashable(column: Column, kind: DataType) -> Column:
+    """The column with lists of entries in place of maps, which Spark refuses to hash."""
+    if not _contains(kind, (MapType,)):
+        return column
+    if isinstance(kind, ArrayType):
+        of = kind.elementType
+        return F.transform(column, lambda element: _hashable(element, of))
+    if isinstance(kind, MapType):
+        value = kind.valueType
+        return F.transform(
+            F.map_entries(column),
+            lambda entry: F.struct(entry["key"], _hashable(entry["value"], value)),
+        )
+    assert isinstance(kind, StructType)
+    return F.struct(*[_hashable(column.getField(f.name), f.dataType) for f in kind.fields])

@@ -1,0 +1,1 @@
+"""Where results go. A repeated batch replaces what it wrote before; it never adds."""

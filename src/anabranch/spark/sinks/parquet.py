@@ -1,0 +1,116 @@
+"""A folder of Parquet files that holds every batch exactly once.
+
+A task writes its rows to a file whose name starts with an underscore, which readers ignore. When
+all of the batch is written, the driver renames the files to names made of the version and the
+partition: writing a batch again gives the same names and so replaces it. Files go straight from
+Arrow to Parquet in the Python worker that computed them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from anabranch.places import resolve
+from anabranch.spark.sinks.sink import Delivery, PartWriter
+from anabranch.spark.types import arrow_schema
+
+_TEMPORARY = "_anabranch-"
+
+
+@dataclass
+class ParquetSink:
+    """Writes a folder of Parquet files; see :meth:`anabranch.Stream.to_parquet`."""
+
+    path: str
+    _pending: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return f"parquet {self.path}"
+
+    def check(self, schema: StructType) -> None:
+        """Every column needs an Arrow type."""
+        arrow_schema(schema, where=f"sink {self!r}")
+
+    @property
+    def written(self) -> StructType:
+        """The temporary and the final name of each file."""
+        return StructType().add("temporary", "string").add("final", "string")
+
+    def part_writer(self, delivery: Delivery) -> PartWriter:
+        """Write the rows of a partition to one temporary file."""
+        return partial(_write_part, self.path, _prefix(delivery))
+
+    def write(self, frame: DataFrame, delivery: Delivery) -> None:
+        """Write all partitions."""
+        self.accept(frame.mapInArrow(self.part_writer(delivery), self.written), delivery)
+
+    def accept(self, frame: DataFrame, delivery: Delivery) -> None:
+        """Run the tasks and remember what they wrote."""
+        files = frame.collect()
+        filesystem, folder = resolve(self.path)
+        filesystem.create_dir(folder, recursive=True)
+        if delivery.first:
+            _sweep(filesystem, folder, delivery)
+        self._pending = {row["final"]: row["temporary"] for row in files}
+
+    def commit(self, delivery: Delivery) -> None:
+        """Give the files their names, and remove what an earlier attempt left of this batch."""
+        filesystem, folder = resolve(self.path)
+        for final, temporary in self._pending.items():
+            filesystem.move(f"{folder}/{temporary}", f"{folder}/{final}")
+        if delivery.first:
+            for name in _names(filesystem, folder):
+                if name.startswith(_prefix(delivery)) and name not in self._pending:
+                    filesystem.delete_file(f"{folder}/{name}")
+        self._pending = {}
+
+
+def _prefix(delivery: Delivery) -> str:
+    return f"part-{delivery.query}-{delivery.version:010d}-"
+
+
+def _names(filesystem: fs.FileSystem, folder: str) -> list[str]:
+    return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(folder))]
+
+
+def _sweep(filesystem: fs.FileSystem, folder: str, delivery: Delivery) -> None:
+    """Remove the unfinished files of runs that died; this run's own carry this version's prefix."""
+    for name in _names(filesystem, folder):
+        stale = name.startswith(f"{_TEMPORARY}part-{delivery.query}-")
+        if stale and not name.startswith(f"{_TEMPORARY}{_prefix(delivery)}"):
+            filesystem.delete_file(f"{folder}/{name}")
+
+
+def _write_part(
+    path: str, prefix: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    filesystem, folder = resolve(path)
+    partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
+    temporary = f"{_TEMPORARY}{prefix}{partition:05d}-{uuid.uuid4().hex}"
+    writer: pq.ParquetWriter | None = None
+    try:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            if writer is None:
+                filesystem.create_dir(folder, recursive=True)
+                writer = pq.ParquetWriter(
+                    f"{folder}/{temporary}", batch.schema, filesystem=filesystem
+                )
+            writer.write_batch(batch)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is not None:
+        names = {"temporary": [temporary], "final": [f"{prefix}{partition:05d}.parquet"]}
+        yield pa.RecordBatch.from_pydict(names)

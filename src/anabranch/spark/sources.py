@@ -1,0 +1,32 @@
+"""Several streaming sources as one streaming query, and their rows told apart again in a batch."""
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+_SOURCE = "__source"
+
+
+def combine(frames: Sequence[DataFrame]) -> DataFrame:
+    """One streaming DataFrame that carries the rows of all.
+
+    Spark then plans, logs and commits the offsets of all sources together, batch by batch.
+    """
+    if len(frames) == 1:
+        return frames[0]
+    tagged = [
+        frame.select(F.lit(at).alias(_SOURCE), F.struct("*").alias(f"__{at}"))
+        for at, frame in enumerate(frames)
+    ]
+    whole = tagged[0]
+    for more in tagged[1:]:
+        whole = whole.unionByName(more, allowMissingColumns=True)
+    return whole
+
+
+def separate(batch: DataFrame, sources: int) -> list[DataFrame]:
+    """The rows of each source in one batch of the combined frame."""
+    if sources == 1:
+        return [batch]
+    return [batch.where(F.col(_SOURCE) == at).select(f"__{at}.*") for at in range(sources)]

@@ -1,0 +1,96 @@
+"""State as a DataFrame: ``spark.read.format("anabranch.state")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from anabranch.backup import Files, Manifest, Manifests, read_state, state_schema
+from anabranch.errors import CheckpointNotFound, PlanError
+from anabranch.spark.types import spark_schema
+from anabranch.state.groups import KeyGroups, assign
+from anabranch.units import Version
+
+
+class StateSource(DataSource):
+    """Reads the state of one operator from the checkpoints of a query.
+
+    The path is the query's checkpoint folder, or the backup folder if the query has one of its own.
+    Options: ``operator``, which may be left out if there is only one, and ``version``, the newest
+    checkpoint if left out. Columns: the key, ``key_group``, the state's columns.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "anabranch.state"
+
+    def schema(self) -> StructType:
+        """The columns of the operator's state."""
+        manifest, operator = self._found()
+        return spark_schema(state_schema(manifest.operators[operator].schema))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader with one partition per instance that took the checkpoint."""
+        manifest, operator = self._found()
+        return _Reader(self._uri(), manifest.version, operator, _pieces(manifest, operator))
+
+    def _uri(self) -> str:
+        path = self.options.get("path")
+        if not path:
+            raise PlanError(
+                'anabranch.state: give the checkpoint folder: .load("checkpoints/words")'
+            )
+        return path
+
+    def _found(self) -> tuple[Manifest, str]:
+        manifests = Manifests(Files(self._uri()).open())
+        asked = self.options.get("version")
+        if asked is not None and not asked.isdigit():
+            raise PlanError(f"anabranch.state: version={asked!r} is not the number of a batch")
+        manifest = manifests.latest() if asked is None else manifests.get(Version(int(asked)))
+        if manifest is None:
+            raise CheckpointNotFound(f"there are no checkpoints in {self._uri()}")
+        operators = sorted(manifest.operators)
+        operator = self.options.get("operator", operators[0] if len(operators) == 1 else None)
+        if operator is None or operator not in manifest.operators:
+            raise PlanError(
+                f"anabranch.state: operator={operator!r}; version {manifest.version} in "
+                f"{self._uri()} has {operators}"
+            )
+        return manifest, operator
+
+
+def _pieces(manifest: Manifest, operator: str) -> tuple[KeyGroups, ...]:
+    found = manifest.operators[operator]
+    instances = len({part.instance for part in found.parts})
+    return assign(found.schema.key_groups, max(1, instances))
+
+
+@dataclass
+class _Piece(InputPartition):
+    groups: KeyGroups
+
+
+@dataclass
+class _Reader(DataSourceReader):
+    uri: str
+    version: Version
+    operator: str
+    pieces: tuple[KeyGroups, ...]
+
+    def partitions(self) -> list[InputPartition]:
+        return [_Piece(groups) for groups in self.pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Piece)
+        store = Files(self.uri).open()
+        manifest = Manifests(store).get(self.version)
+        rows = read_state(store, manifest, self.operator, partition.groups)
+        # Spark compares with the schema it was told, in which every column is nullable.
+        loose = pa.schema([field.with_nullable(True) for field in rows.schema])
+        yield from rows.cast(loose).to_batches()

@@ -1,0 +1,193 @@
+"""One instance of an operator over one batch: the code that runs inside a Spark task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from anabranch.operators.context import Context
+from anabranch.operators.join import Join
+from anabranch.operators.operator import Operator
+from anabranch.operators.rows import Rows
+from anabranch.spark.reports import Report, Reports
+from anabranch.state.capture import capture
+from anabranch.state.checkpoint import write
+from anabranch.state.groups import KeyGroups
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.state.view import State
+from anabranch.units import Version
+
+HASH = "__hash"
+SEQUENCE = "__seq"
+LATE = "__late"
+INPUT_SIDE = "__side"
+_SLICE = 131_072
+_LOCK_SECONDS = 60.0
+
+_open: dict[str, StateTable] = {}
+
+
+@dataclass(frozen=True)
+class CaptureOrder:
+    """That a checkpoint is to be taken with this batch, and on top of which version."""
+
+    folder: str
+    base: Version | None
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """Everything an instance needs to know to run one batch. Travels from driver to worker."""
+
+    name: str
+    operator: Operator
+    keys: tuple[str, ...]
+    layout: TableLayout
+    output: pa.Schema
+    side: pa.Schema | None
+    folder: str
+    version: Version
+    fence: int
+    watermark: int | None
+    batch_time: int
+    track_changes: bool
+    groups: tuple[KeyGroups, ...]
+    """The key groups of each instance."""
+    capture: CaptureOrder | None = None
+
+    def run(self, reports: Reports, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the batch. State is changed for good only if the iterator is exhausted."""
+        instance = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        started, cpu = time.perf_counter(), time.process_time()
+        table = _opened(Path(self.folder) / str(instance), self.layout)
+        taken = 0
+        times: list[int | None] = [None] * len(self.time_columns)
+        with table.lock(_LOCK_SECONDS):
+            table.begin(self.version, self.fence, track_dirty=self.track_changes)
+            state = State(table, self.keys)
+            context = Context(self.version, instance, self.keys, self.watermark, self.batch_time)
+            for batch in self._chunks(batches):
+                rows = self._rows(batch)
+                taken += len(rows)
+                times = self._latest(rows, times)
+                yield from self._emit(self.operator.process(rows, state, context))
+                yield from self._emit_side(context)
+            yield from self._emit(self.operator.finish(state, context))
+            yield from self._emit_side(context)
+            captured = self._capture(table, instance)
+            table.finish()
+            report = Report(
+                self.name,
+                instance,
+                self.version,
+                self.fence,
+                taken,
+                table.count,
+                table.bytes,
+                time.perf_counter() - started,
+                time.process_time() - cpu,
+                tuple(times),
+                captured,
+            )
+        reports.send(report)
+
+    @property
+    def time_columns(self) -> tuple[str, ...]:
+        """The event-time column of each input."""
+        return event_times(self.operator)
+
+    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        filled = (batch for batch in batches if batch.num_rows)
+        if not self.operator.whole_batch:
+            yield from filled
+        elif parts := list(filled):
+            yield pa.concat_batches(parts)
+
+    def _rows(self, batch: pa.RecordBatch) -> Rows:
+        hashes = batch.column(batch.schema.get_field_index(HASH))
+        names = [name for name in batch.schema.names if name not in (HASH, SEQUENCE)]
+        return Rows(batch.select(names), hashes.to_numpy().view(np.uint64))
+
+    def _latest(self, rows: Rows, times: list[int | None]) -> list[int | None]:
+        latest = list(times)
+        for side, column in enumerate(self.time_columns):
+            seen = rows.times(column)[rows.valid(column)]
+            if len(seen):
+                most = int(seen.max())
+                before = latest[side]
+                latest[side] = most if before is None else max(most, before)
+        return latest
+
+    def _emit(self, rows: Rows | None) -> Iterator[pa.RecordBatch]:
+        if rows is None or len(rows) == 0:
+            return
+        batch = conform(rows.batch, self.output, self.name)
+        if self.side is not None:
+            batch = batch.append_column(LATE, pa.nulls(batch.num_rows, pa.struct(list(self.side))))
+        yield from _sliced(batch)
+
+    def _emit_side(self, context: Context) -> Iterator[pa.RecordBatch]:
+        late, context.side = context.side, []
+        if self.side is None:
+            return
+        for rows in late:
+            batch = conform(rows.batch, self.side, self.name)
+            nothing = [pa.nulls(batch.num_rows, field.type) for field in self.output]
+            packed = pa.StructArray.from_arrays(batch.columns, fields=list(self.side))
+            schema = self.output.append(pa.field(LATE, packed.type))
+            yield from _sliced(pa.RecordBatch.from_arrays([*nothing, packed], schema=schema))
+
+    def _capture(self, table: StateTable, instance: int) -> str | None:
+        if self.capture is None:
+            return None
+        owned = self.groups[instance]
+        taken = capture(table, self.name, instance, groups=owned, base=self.capture.base)
+        path = Path(self.capture.folder) / f"{self.name}-{self.version}-{instance}.arrow"
+        path.write_bytes(write(taken))
+        table.mark_clean()
+        return str(path)
+
+
+def event_times(operator: Operator) -> tuple[str, ...]:
+    """The columns whose maximum drives an operator's watermark, one per input."""
+    if isinstance(operator, Join):
+        return operator.side_times
+    return () if operator.event_time is None else (operator.event_time,)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, operator: str) -> pa.RecordBatch:
+    """The batch with exactly the columns and types that were promised for it."""
+    if batch.schema.equals(schema, check_metadata=False):
+        return batch
+    missing = [name for name in schema.names if name not in batch.schema.names]
+    if missing:
+        raise ValueError(
+            f"operator {operator!r} returned rows without the columns {missing} "
+            f"that it declared; it returned {batch.schema.names}"
+        )
+    columns = [batch.column(batch.schema.get_field_index(f.name)).cast(f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, _SLICE):
+        yield batch.slice(start, _SLICE)
+
+
+def _opened(folder: Path, layout: TableLayout) -> StateTable:
+    """The table in a folder, kept open by this process so that its pages stay mapped."""
+    name = str(folder)
+    table = _open.get(name)
+    if table is not None and not table.replaced():
+        return table
+    if table is not None:
+        del _open[name]
+        table.close()
+    _open[name] = StateTable.open(folder, layout)
+    return _open[name]

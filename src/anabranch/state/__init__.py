@@ -1,0 +1,1 @@
+"""Keyed state as a thing of its own: tables, key groups, checkpoints."""

@@ -1,0 +1,232 @@
+"""The short, synchronous part of a checkpoint: rows copied out of a table at a version.
+
+A :class:`Capture` shares no memory with the table it was taken from, so that the next batch can
+change the table while the capture is written and sent away.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.state.groups import KeyGroups
+from anabranch.state.keys import KeyLayout
+from anabranch.state.schema import StateType
+from anabranch.units import Version
+
+if TYPE_CHECKING:  # captures are read where there is no table, and need not load its kernels
+    from anabranch.state.table import StateTable, TableLayout
+
+Array = npt.NDArray[Any]
+
+HASH, GROUP, DELETED, TIMER = "__hash", "__group", "__deleted", "__timer"
+
+_CHUNK = 1 << 20
+"""Rows gathered at a time: the offsets of Arrow's strings are good for 2 GiB each time."""
+
+
+@dataclass(frozen=True)
+class CheckpointSchema:
+    """The columns of an operator's checkpoints, which can be known without the operator.
+
+    In a capture they are the key columns, the sub-key columns, those of ``bookkeeping``, and the
+    value columns, in this order; a key column and a value column may have the same name.
+    """
+
+    keys: tuple[pa.Field, ...]
+    sub: tuple[str, ...]
+    values: tuple[pa.Field, ...]
+    timers: bool
+    key_groups: int
+
+    @classmethod
+    def of(cls, layout: TableLayout) -> CheckpointSchema:
+        """The columns of the checkpoints of tables with this layout."""
+        key = layout.key
+        return cls(
+            tuple(key.fields),
+            tuple(key.sub),
+            tuple(layout.values.arrow()),
+            layout.timers,
+            key.key_groups,
+        )
+
+    @property
+    def bookkeeping(self) -> tuple[pa.Field, ...]:
+        """The columns that are neither key nor value."""
+        fields = [
+            pa.field(HASH, pa.uint64(), nullable=False),
+            pa.field(GROUP, pa.uint16(), nullable=False),
+            pa.field(DELETED, pa.bool_(), nullable=False),
+        ]
+        return (*fields, pa.field(TIMER, pa.int64())) if self.timers else tuple(fields)
+
+    @property
+    def key_count(self) -> int:
+        """How many columns a state key has, sub-keys included."""
+        return len(self.keys) + len(self.sub)
+
+    def arrow(self) -> pa.Schema:
+        """The columns of a capture."""
+        sub = [pa.field(name, pa.int64(), nullable=False) for name in self.sub]
+        return pa.schema([*self.keys, *sub, *self.bookkeeping, *self.values])
+
+    def key_layout(self) -> KeyLayout:
+        """The layout of the keys in memory."""
+        return KeyLayout(self.keys, self.sub, self.key_groups)
+
+    def fingerprint(self) -> str:
+        """A short text that differs when a checkpoint could not be read with these columns."""
+        values = [(field.name, str(field.type)) for field in self.values]
+        text = repr((self.key_layout().fingerprint(), values, self.timers))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def __str__(self) -> str:
+        columns = [f"{field.name} {field.type}" for field in self.arrow()]
+        return f"{', '.join(columns)} ({self.key_groups} key groups)"
+
+    def to_json(self) -> dict[str, Any]:
+        """A value for :mod:`json`, read back by :meth:`from_json`."""
+        return {
+            "arrow": base64.b64encode(self.arrow().serialize()).decode(),
+            "keys": len(self.keys),
+            "sub": len(self.sub),
+            "timers": self.timers,
+            "key_groups": self.key_groups,
+            "fingerprint": self.fingerprint(),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> CheckpointSchema:
+        """The schema that :meth:`to_json` wrote; ValueError if it is none."""
+        try:
+            fields = list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"]))))
+            keys, sub = int(value["keys"]), int(value["sub"])
+            timers, key_groups = bool(value["timers"]), int(value["key_groups"])
+            names = tuple(field.name for field in fields[keys : keys + sub])
+            values = tuple(fields[keys + sub + (4 if timers else 3) :])
+            schema = cls(tuple(fields[:keys]), names, values, timers, key_groups)
+        except (KeyError, TypeError, pa.ArrowException, OSError) as error:
+            raise ValueError(f"not the schema of a checkpoint: {error}") from error
+        if schema.fingerprint() != value.get("fingerprint"):
+            raise ValueError(f"the schema of the checkpoint does not fit its fingerprint: {schema}")
+        return schema
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The state of some key groups of an operator at a version, in full or what changed.
+
+    ``base`` is None for a full capture. Otherwise the rows are those that changed since that
+    version, deleted ones included: they have only a key, and their ``__deleted`` is set.
+    ``groups`` are the groups captured, also those without rows; ``rows`` are in their order.
+    """
+
+    operator: str
+    instance: int
+    version: Version
+    base: Version | None
+    groups: KeyGroups
+    schema: CheckpointSchema
+    rows: pa.Table
+
+    def __repr__(self) -> str:
+        kind = "full" if self.base is None else f"since {self.base}"
+        return (
+            f"Capture({self.operator}[{self.instance}] at {self.version}, {kind}, "
+            f"groups {self.groups}, {self.rows.num_rows} rows)"
+        )
+
+    def select(self, groups: KeyGroups) -> Capture:
+        """The same capture without the groups that are not in the set. Copies nothing."""
+        wanted = self.groups & groups
+        if wanted == self.groups:
+            return self
+        of_rows = self.rows.column(self.schema.key_count + 1).to_numpy()
+        slices = [self.rows.slice(0, 0)]
+        for start, stop in wanted.ranges:
+            first = np.searchsorted(of_rows, np.uint16(start), side="left")
+            end = np.searchsorted(of_rows, np.uint16(stop - 1), side="right")
+            slices.append(self.rows.slice(first, end - first))
+        return replace(self, groups=wanted, rows=pa.concat_tables(slices))
+
+    def hashes(self) -> Array:
+        """The hash of each row's key (uint64)."""
+        return cast(Array, self.rows.column(self.schema.key_count).to_numpy())
+
+    def deleted(self) -> Array:
+        """Which rows are deleted ones (bool)."""
+        return cast(Array, self.rows.column(self.schema.key_count + 2).to_numpy())
+
+
+def capture(
+    table: StateTable, operator: str, instance: int, *, groups: KeyGroups, base: Version | None
+) -> Capture:
+    """Copy the rows of a table at the version it is in, or those changed since ``base``.
+
+    ``groups`` are the groups that the instance owns. ``base`` must be the version at which the
+    table was last marked clean, or None for all rows. The table is not marked clean by this.
+    """
+    schema = CheckpointSchema.of(table.layout)
+    rows, gone = (table.live(), np.empty(0, np.int64)) if base is None else table.dirty()
+    every = np.concatenate([rows, gone])
+    of_rows = table.groups(every)
+    order = np.argsort(of_rows, kind="stable")  # of uint16: a counting sort
+    batches = [
+        _gather(table, schema, every[some], some >= len(rows))
+        for some in np.array_split(order, max(1, -(-len(order) // _CHUNK)))
+    ]
+    return Capture(
+        operator,
+        instance,
+        table.version if table.unfinished is None else table.unfinished,
+        base,
+        groups,
+        schema,
+        pa.Table.from_batches(batches, schema.arrow()),
+    )
+
+
+def _gather(
+    table: StateTable, schema: CheckpointSchema, rows: Array, deleted: Array
+) -> pa.RecordBatch:
+    columns = [*table.keys(rows), pa.array(table.hashes(rows)), pa.array(table.groups(rows))]
+    columns.append(pa.array(deleted))
+    if schema.timers:
+        columns.append(table.timers(rows))
+    lives = rows[~deleted]
+    at = np.cumsum(~deleted) - 1
+    for column in table.layout.values:
+        found = to_arrow(column.type, table.get(column.name, lives))
+        if len(lives) < len(rows):
+            found = found.take(pa.array(at, mask=deleted))
+        columns.append(found)
+    return pa.RecordBatch.from_arrays(columns, schema=schema.arrow())
+
+
+def to_arrow(kind: StateType, values: Any) -> pa.Array:
+    """Values of a state column, as the table gives them, as the Arrow array of a capture."""
+    if kind.variable:
+        return values
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if kind.width == 1:
+        return flat if flat.type == kind.arrow else flat.view(kind.arrow)
+    of = kind.arrow.value_type
+    return pa.FixedSizeListArray.from_arrays(flat if flat.type == of else flat.view(of), kind.width)
+
+
+def to_values(kind: StateType, values: pa.Array) -> Any:
+    """The inverse of :func:`to_arrow`."""
+    if kind.variable:
+        return values
+    flat = values if kind.width == 1 else values.flatten()
+    if pa.types.is_timestamp(flat.type):
+        flat = flat.view(pa.int64())
+    numbers = flat.to_numpy(zero_copy_only=False)
+    return numbers if kind.width == 1 else numbers.reshape(-1, kind.width)

@@ -1,0 +1,153 @@
+"""What one version does to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.kernels import rows as kernels
+from anabranch.state.header import Counters
+from anabranch.state.heap import record_bytes
+from anabranch.state.index import DEAD, LIVE
+from anabranch.state.keys import KeyBatch
+from anabranch.state.storage import Storage
+from anabranch.state.strings import Strings
+
+Array = npt.NDArray[Any]
+
+
+class Changes:
+    """The changes of a version that is under way, and its counters.
+
+    The first time a row is touched its image goes to the journal; the first time since a
+    checkpoint it goes to the list of changed rows. Row numbers that come in are good ones.
+    """
+
+    def __init__(self, storage: Storage, counters: Counters, *, track_dirty: bool) -> None:
+        self.counters = counters
+        self.broken = False
+        """Set when a change failed in the middle; there is only the way back then."""
+        self._storage = storage
+        self._track_dirty = track_dirty
+        self._begun = counters.tick
+        self._rows: list[Array] = []
+
+    def rows(self) -> Array:
+        """The rows touched, in the order in which they first were."""
+        return np.concatenate([*self._rows, np.empty(0, np.int64)])
+
+    def touch(self, rows: Array) -> None:
+        """Keep what is needed to undo a change of these rows, and count them as changed."""
+        counters = self.counters
+        first, dirty = np.empty((2, len(rows)), np.int64)
+        images, fresh = kernels.touch(
+            self._storage.marks, rows, self._begun, counters.tick, counters.clean, first, dirty
+        )
+        if images or fresh:
+            with self._whole():
+                self._storage.journal.keep(first[:images])
+                self._rows.append(first[:images])
+                self._add_dirty(dirty[:fresh])
+
+    def insert(self, keys: KeyBatch, missing: Array, out: Array) -> None:
+        """Give rows to the keys at the positions in ``missing``, and put them into ``out``."""
+        with self._whole():
+            born, revived, reused = self._enter(keys, missing, out)
+            if len(born):
+                last = self.counters.rows
+                made = born if reused else slice(last - len(born), last)
+                self._storage.reset(made)
+                self._storage.marks[made] = self.counters.tick
+                self.counters.live += len(born)
+                self._rows.append(born)
+                self._add_dirty(born)
+            if len(revived):
+                before = len(self._rows) - (len(born) > 0)
+                self._revive(revived)
+                self._rows[before:] = [_in_order(self._rows[before:], out[missing])]
+
+    def _revive(self, rows: Array) -> None:
+        self.touch(rows)
+        back = self._storage.change(rows, DEAD, LIVE)
+        self._storage.reset(back)
+        self.counters.live += len(back)
+        self.counters.dead -= len(back)
+
+    def delete(self, rows: Array) -> None:
+        """Let rows be dead."""
+        self.touch(rows)
+        gone = self._storage.change(rows, LIVE, DEAD)
+        self.counters.live -= len(gone)
+        self.counters.dead += len(gone)
+        for which in self._storage.heap_of.values():
+            self._storage.heaps[which].drop(self.counters.heaps[which], gone)
+        if self._storage.timers is not None:
+            self._storage.timers.clear(gone)
+
+    def store(self, name: str, rows: Array, strings: Strings) -> None:
+        """Put values into a column of variable length."""
+        self.touch(rows)
+        which = self._storage.heap_of[name]
+        with self._whole():
+            its = self.counters.heaps[which]
+            self.counters.appended += self._storage.heaps[which].append(its, rows, strings)
+
+    def mark_clean(self) -> None:
+        """Let the list of changed rows start anew; rows that ended before can be freed."""
+        counters = self.counters
+        if counters.dead:
+            _, gone = self._storage.dirty_rows(counters)
+            counters.queue_to = self._storage.extend("queue", counters.queue_to, gone)
+        counters.clean = counters.tick
+        counters.tick += 1
+        counters.dirty_from = counters.dirty_to
+
+    def complete(self) -> Counters:
+        """The counters that the finished version has."""
+        if not self._track_dirty:
+            self.mark_clean()
+        self.counters.changed = sum(map(len, self._rows))
+        return self.counters
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.broken = True
+            raise
+
+    def _add_dirty(self, rows: Array) -> None:
+        self.counters.dirty_to = self._storage.extend("dirty", self.counters.dirty_to, rows)
+
+    def _enter(self, keys: KeyBatch, missing: Array, out: Array) -> tuple[Array, Array, int]:
+        """Enter keys into the index: rows made, dead rows found, how many made were free ones."""
+        storage, counters = self._storage, self.counters
+        storage.reserve_rows(counters.rows + max(0, len(missing) - counters.free))
+        place, its = 0, counters.heaps[0]
+        if storage.layout.key.parts:
+            lens = np.maximum(keys.lens[missing], 0).sum(axis=1, dtype=np.int64)
+            place = storage.heaps[0].reserve(its, record_bytes(lens))
+        cursor = np.array([counters.rows, counters.free, place], np.int64)
+        born, revived = storage.index.insert(keys, missing, out, storage.free, cursor)
+        reused = counters.free - int(cursor[1])
+        added = int(cursor[2]) - place
+        counters.rows, counters.free = int(cursor[0]), int(cursor[1])
+        its.tail += added
+        its.live += added
+        counters.appended += added
+        return born, revived, reused
+
+
+def _in_order(parts: list[Array], of_keys: Array) -> Array:
+    """Rows in the order in which their keys came: whether a row was dead before is of no account,
+    as it may be dead in one table and not there at all in one that was restored."""
+    rows = np.concatenate([*parts, np.empty(0, np.int64)])
+    met, at = np.unique(of_keys, return_index=True)
+    order = np.argsort(at[np.searchsorted(met, rows)])
+    found: Array = rows[order]
+    return found

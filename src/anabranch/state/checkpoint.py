@@ -1,0 +1,133 @@
+"""The file of a checkpoint: an Arrow IPC stream, closed by a checksum.
+
+Any Arrow reader can open the file as a stream; what is behind the end of the stream is ours::
+
+    Arrow stream   the rows, in the order of their key groups; a JSON header in the schema metadata
+    8 bytes        length of the stream, little endian
+    16 bytes       mark and format number
+    8 bytes        xxh3_64 of everything before, little endian
+
+A file is used only after its length and checksum were found right.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from anabranch.errors import CheckpointCorrupt, SchemaChanged
+from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.groups import KeyGroups
+from anabranch.units import Version
+
+_MARK = b"anabranch ckpt 1"
+_TRAILER = struct.Struct("<Q16sQ")
+_HEADER = b"anabranch"
+
+
+def write(capture: Capture) -> pa.Buffer:
+    """The bytes of a checkpoint file. The slow part of a checkpoint: not for the critical path."""
+    header = {
+        "operator": capture.operator,
+        "instance": capture.instance,
+        "version": capture.version,
+        "base": capture.base,
+        "groups": str(capture.groups),
+        "schema": capture.schema.to_json(),
+    }
+    schema = capture.rows.schema.with_metadata({_HEADER: json.dumps(header).encode()})
+    measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
+    _stream(measure, schema, capture.rows)
+    data = pa.allocate_buffer(measure.size() + _TRAILER.size)
+    _stream(pa.FixedSizeBufferWriter(data), schema, capture.rows)
+    seal(data)
+    return data
+
+
+def _stream(sink: pa.NativeFile, schema: pa.Schema, rows: pa.Table) -> None:
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_table(rows)
+
+
+def seal(data: pa.Buffer) -> None:
+    """Close the file whose Arrow stream is in this buffer, up to the room for the trailer."""
+    view = memoryview(data).cast("B")
+    stream = len(view) - _TRAILER.size
+    _TRAILER.pack_into(view, stream, stream, _MARK, 0)
+    struct.pack_into("<Q", view, len(view) - 8, xxhash.xxh3_64_intdigest(view[:-8]))
+
+
+def checksum(data: pa.Buffer) -> str:
+    """The checksum that a checkpoint file carries, in hexadecimal; it is not verified here."""
+    return f"{int.from_bytes(data[-8:].to_pybytes(), 'little'):016x}"
+
+
+def read(
+    data: pa.Buffer,
+    *,
+    name: str,
+    schema: CheckpointSchema | None = None,
+    groups: KeyGroups | None = None,
+) -> Capture:
+    """The capture in the bytes of a checkpoint file, or what it has of the given groups.
+
+    ``name`` is the file's, for messages. Everything is verified before anything is used:
+    :class:`~anabranch.errors.CheckpointCorrupt` if the bytes are not the ones written, and
+    :class:`~anabranch.errors.SchemaChanged` if the columns are not those of ``schema``.
+    """
+    size = _verified(data, name)
+    try:
+        with pa.ipc.open_stream(data[:size]) as stream:
+            header = json.loads(stream.schema.metadata[_HEADER])
+            rows = stream.read_all().replace_schema_metadata(None)
+        written = CheckpointSchema.from_json(header["schema"])
+        capture = _capture(header, written, rows)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointCorrupt(
+            f"{name}: the checksum is right, but this is no checkpoint that can be read: {error}"
+        ) from error
+    if schema is not None and schema != written:
+        if schema.fingerprint() != written.fingerprint():
+            raise SchemaChanged(f"{name} was written with the columns {written}; expected {schema}")
+        # The same values in another Arrow type, such as strings with wider offsets.
+        capture = replace(capture, schema=schema, rows=rows.cast(schema.arrow()))
+    return capture if groups is None else capture.select(groups)
+
+
+def _verified(data: pa.Buffer, name: str) -> int:
+    """The length of the stream in a file that is whole and unchanged."""
+    if data.size < _TRAILER.size:
+        raise CheckpointCorrupt(f"{name}: truncated; {data.size} bytes are too few to be a file")
+    size, mark, digest = _TRAILER.unpack(data[-_TRAILER.size :])
+    if mark != _MARK:
+        raise CheckpointCorrupt(
+            f"{name}: truncated, or not a checkpoint; it ends in {mark!r} instead of {_MARK!r}"
+        )
+    if size != data.size - _TRAILER.size:
+        raise CheckpointCorrupt(
+            f"{name}: should have {size + _TRAILER.size} bytes and has {data.size}"
+        )
+    found = xxhash.xxh3_64_intdigest(data[:-8])
+    if found != digest:
+        raise CheckpointCorrupt(
+            f"{name}: the checksum of its bytes is {found:016x}, not {digest:016x} as written"
+        )
+    return int(size)
+
+
+def _capture(header: dict[str, Any], schema: CheckpointSchema, rows: pa.Table) -> Capture:
+    base = header["base"]
+    return Capture(
+        operator=str(header["operator"]),
+        instance=int(header["instance"]),
+        version=Version(int(header["version"])),
+        base=None if base is None else Version(int(base)),
+        groups=KeyGroups.parse(header["groups"]),
+        schema=schema,
+        rows=rows,
+    )

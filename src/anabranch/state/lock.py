@@ -1,0 +1,65 @@
+"""The lock that keeps two tasks from one table."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from anabranch.errors import StateLocked
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
+
+
+@contextmanager
+def locked(folder: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock of a state folder; the system lets go of it when the process dies.
+
+    Waits up to ``timeout`` seconds, then raises :class:`StateLocked`. The folder is made if it is
+    not there, so that a table can be created under its lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "lock"
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    while (fd := _try(path)) is None:
+        if time.monotonic() >= deadline:
+            raise StateLocked(
+                f"the state table in {folder} is held by process {_holder(path)}; waited "
+                f"{timeout:g} s. If it is a task that was given up, let it end, or end it"
+            )
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+        pause = min(pause * 2, _LONGEST_PAUSE)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try(path: Path) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever destroyed the folder took the file away: a lock on that one keeps nobody out.
+        if path.stat().st_ino == os.fstat(fd).st_ino:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text() or "unknown"
+    except OSError:
+        return "unknown"

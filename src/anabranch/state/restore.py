@@ -1,0 +1,69 @@
+"""Restore: a table made from captures, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from anabranch.errors import CheckpointError, SchemaChanged, StateError
+from anabranch.state.capture import Capture, CheckpointSchema, to_values
+from anabranch.state.chains import follow
+from anabranch.state.partition import key_batches, newest_rows
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.units import Version
+
+
+def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> None:
+    """Make a table in a new folder that has the state of a chain of captures.
+
+    The table is at the version of the chain, counts as unchanged since, and cannot be rolled back.
+    The folder appears when the table is whole; until then, or for good if the process is killed,
+    there is only ``.<name>.restoring`` beside it, which the next attempt replaces.
+    """
+    chain = follow(captures)
+    if chain.base is not None:
+        raise CheckpointError(
+            f"groups {chain.groups}: there are only the changes since version {chain.base}"
+        )
+    expected = CheckpointSchema.of(layout)
+    for capture in captures:
+        if capture.schema.fingerprint() != expected.fingerprint():
+            raise SchemaChanged(f"{capture!r} has the columns {capture.schema}, not {expected}")
+    if folder.exists():
+        raise StateError(f"cannot restore into {folder}: there already is something")
+    fresh = folder.with_name(f".{folder.name}.restoring")
+    shutil.rmtree(fresh, ignore_errors=True)
+    table = StateTable.create(fresh, layout, version=Version(chain.version - 1))
+    try:
+        with table.lock(timeout=0):
+            table.begin(chain.version, 0)
+            for capture in newest_rows(captures, keep_deleted=False):
+                _load(table, capture)
+            table.mark_clean()
+            table.finish()
+            # The version before was never there, only an empty table in its place. With the next
+            # one begun there is no way back to it, and that one is undone again.
+            table.begin(Version(chain.version + 1), 0)
+            table.rollback()
+    except BaseException:
+        table.destroy()
+        raise
+    table.close()
+    fresh.rename(folder)
+
+
+def _load(table: StateTable, capture: Capture) -> None:
+    schema = capture.schema
+    values_from = schema.key_count + len(schema.bookkeeping)
+    batches = capture.rows.to_batches()
+    for keys, batch in zip(key_batches(capture, table.layout.key), batches, strict=True):
+        rows = table.rows(keys)
+        for column, values in zip(table.layout.values, batch.columns[values_from:], strict=True):
+            table.set(column.name, rows, to_values(column.type, values))
+        if schema.timers:
+            timers = batch.column(values_from - 1)
+            timed = np.flatnonzero(timers.is_valid().to_numpy(zero_copy_only=False))
+            table.set_timer(rows[timed], timers.drop_null().to_numpy())

@@ -1,0 +1,272 @@
+"""All the arrays of one table, and what holds between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.errors import StateError, StateMissing
+from anabranch.kernels import rows as kernels
+from anabranch.state.files import HEADER_BYTES, Arena, Region
+from anabranch.state.header import Counters, Header, HeapCounters
+from anabranch.state.heap import RING_BYTES, Heap, Owner
+from anabranch.state.index import DEAD, FREE, LIVE, Index
+from anabranch.state.journal import Journal, UndoLog
+from anabranch.state.keys import KeyLayout
+from anabranch.state.schema import Column, StateSchema
+from anabranch.state.timers import LINKS, NEVER, TIMES, Timers
+
+Array = npt.NDArray[Any]
+
+FILE = "table"
+_HEAD, _MARKS, _KEY_HEAP = "head", "marks", "key heap"
+_FREE, _DIRTY, _QUEUE = "free rows", "changed rows", "dead rows"
+_MOST_ROWS = (1 << 31) - 2
+_ADDRESS_SPACE = 1 << 40
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The columns of a table: those of its keys, and those of its values."""
+
+    key: KeyLayout
+    values: StateSchema
+    timers: bool = False
+    """Whether rows can have a timer."""
+
+    def fingerprint(self) -> str:
+        """A short text that differs when a table could not be read with this layout."""
+        timers = "-timers" if self.timers else ""
+        return f"{self.key.fingerprint()}-{self.values.fingerprint()}{timers}"
+
+    def __str__(self) -> str:
+        timers = " with timers" if self.timers else ""
+        return f"{self.key!r} -> {self.values!r}{timers}"
+
+
+def _value_region(column: Column, items: int) -> Region:
+    if column.type.dtype is None:
+        return Region(f"value {column.name}", np.dtype(np.uint64), items, 2)
+    return Region(f"value {column.name}", column.type.dtype, items, column.type.width)
+
+
+class Storage:
+    """The open file of a table. Knows arrays and counters, but no versions."""
+
+    def __init__(self, folder: Path, layout: TableLayout, *, create_as: Path | None = None) -> None:
+        self.folder, self.layout = folder, layout
+        key = layout.key
+        self.width = 2 + key.words + (1 + key.parts if key.parts else 0)
+        variable = [column for column in layout.values if column.type.variable]
+        if create_as is None:
+            _check(folder, layout, 1 + len(variable))
+        journaled = [_value_region(column, 1) for column in layout.values]
+        if layout.timers:
+            journaled.append(Region(TIMES, np.dtype(np.int64), 1))
+        most = _most_rows(self.width, journaled)
+        columns = [Region(c.name, c.dtype, most, c.width) for c in journaled]
+        grown = [
+            Region(_HEAD, np.dtype(np.uint64), most, self.width),
+            Region(_MARKS, np.dtype(np.int32), most),
+            *columns,
+        ]
+        if layout.timers:
+            grown.append(Region(LINKS, np.dtype(np.int32), most, 2))
+        self._grown = [region.name for region in grown]
+        rings = {_KEY_HEAP: RING_BYTES if key.parts else 4096}
+        rings |= {f"heap {column.name}": RING_BYTES for column in variable}
+        regions = [
+            *grown,
+            *Journal.regions(most, columns),
+            UndoLog.region(),
+            *Index.regions(most),
+            *(Region(name, np.dtype(np.int32), 4 * most) for name in (_FREE, _DIRTY, _QUEUE)),
+            *(Heap.region(name, ring) for name, ring in rings.items()),
+            *(Timers.regions() if layout.timers else []),
+        ]
+        self.arena = Arena(create_as or folder / FILE, regions, create=create_as is not None)
+        self.header = Header(self.arena.header, len(rings))
+        self.head = self.arena.array(_HEAD)
+        self.marks = self.arena.array(_MARKS)
+        self._columns = {region.name: self._shaped(region) for region in columns}
+        self.free = self.arena.array(_FREE)
+        self.dirty = self.arena.array(_DIRTY)
+        self.queue = self.arena.array(_QUEUE)
+        owners = [Owner(self.head, self.width if key.parts else 0, 2 + key.words, True)]
+        owners += [Owner(self.column(c.name).reshape(-1), 2, 0, False) for c in variable]
+        self.heaps = [
+            Heap(self.arena, name, owner, ring)
+            for (name, ring), owner in zip(rings.items(), owners, strict=True)
+        ]
+        self.heap_of = {column.name: i for i, column in enumerate(variable, start=1)}
+        self.index = Index(self.arena, self.head, self.width, self.heaps[0])
+        self.timers = Timers(self.arena, self.head, self.width) if layout.timers else None
+        self.journal = Journal(self.arena, self.header, self.head, self.width, self._columns)
+        undone = [owner.words for owner in owners] + [heap.words for heap in self.heaps]
+        self.undo = UndoLog(self.arena, self.header, undone)
+
+    def _shaped(self, region: Region) -> Array:
+        flat = self.arena.array(region.name)
+        return flat.reshape(-1, region.width) if region.width > 1 else flat
+
+    def initialise(self, version: int) -> None:
+        """Turn a file of holes into an empty table."""
+        self.index.allocate()
+        if self.timers is not None:
+            self.timers.allocate()
+        self.header.flip(Counters(version, heaps=[HeapCounters() for _ in self.heaps]))
+        self.header.write_layout(self.layout.fingerprint(), str(self.layout))
+
+    def column(self, name: str) -> Array:
+        """A value column, or the two words per row of a variable one."""
+        try:
+            return self._columns[f"value {name}"]
+        except KeyError:
+            known = [column.name for column in self.layout.values]
+            raise KeyError(f"no state column {name!r}; there are {known}") from None
+
+    def capacity(self) -> int:
+        """How many rows there is room for."""
+        return min(self.arena.allocated(name) for name in self._grown)
+
+    def reserve_rows(self, rows: int) -> None:
+        """Make room for so many rows."""
+        for name in self._grown:
+            self.arena.ensure(name, rows)
+
+    def shrink_rows(self, rows: int) -> None:
+        """Give back room for more rows than these."""
+        for name in self._grown:
+            self.arena.shrink(name, rows)
+
+    def extend(self, which: str, to: int, rows: Array) -> int:
+        """Append rows to one of the lists, from position ``to``; returns its new end."""
+        name, array = {"free": (_FREE, self.free), "dirty": (_DIRTY, self.dirty)}.get(
+            which, (_QUEUE, self.queue)
+        )
+        self.arena.ensure(name, to + len(rows))
+        array[to : to + len(rows)] = rows
+        return to + len(rows)
+
+    def states(self, rows: Array) -> Array:
+        """The state of each row."""
+        return self.infos(rows) & np.uint64(3)
+
+    def infos(self, rows: Array) -> Array:
+        """Group << 2 | state of each row."""
+        out = np.empty(len(rows), np.uint64)
+        kernels.states(self.head, self.width, rows, out)
+        return out
+
+    def dirty_rows(self, counters: Counters) -> tuple[Array, Array]:
+        """The rows in the list of changed ones: those that live, and those that are dead."""
+        rows = self.dirty[counters.dirty_from : counters.dirty_to].astype(np.int64)
+        states = self.states(rows)
+        return rows[states == LIVE], rows[states == DEAD]
+
+    def keys(self, rows: Array) -> list[pa.Array]:
+        """The key columns of rows, decoded."""
+        key = self.layout.key
+        at = rows[:, None] * self.width + np.arange(2, self.width)
+        records = self.head[at]
+        words = np.ascontiguousarray(records[:, : key.words])
+        lens = records[:, key.words + 1 :].astype(np.int64) - 1
+        sizes = np.maximum(lens, 0)
+        # The parts of a key follow each other in one record, behind its first word.
+        starts = np.cumsum(sizes, axis=1) - sizes + 8
+        if key.parts:
+            starts += records[:, key.words : key.words + 1].astype(np.int64)
+        return key.decode(words, starts, lens.astype(np.int32), self.heaps[0].data)
+
+    def in_state(self, state: int, first: int, last: int) -> Array:
+        """The rows of a range that are in a state."""
+        out = np.empty(max(0, last - first), np.int64)
+        count = kernels.in_state(self.head, self.width, first, last, state, out)
+        return out[:count]
+
+    def change(self, rows: Array, old: int, new: int) -> Array:
+        """Bring rows from one state to another; returns those that were in it, each once."""
+        done = np.empty(len(rows), np.int64)
+        count = kernels.change(self.head, self.width, rows, old, new, done)
+        return done[:count]
+
+    def reset(self, rows: Array | slice) -> None:
+        """Give rows the values that a new row has."""
+        for column in self.layout.values:
+            values = self.column(column.name)
+            values[rows] = 0 if column.type.variable else column.default
+        if self.timers is not None:
+            self.timers.times[rows] = NEVER
+
+    def copy_rows(self, source: Array, target: Array) -> None:
+        """Copy everything of source rows but the timer links to target rows."""
+        kernels.copy(self.head, self.width, source, target)
+        self.marks[target] = self.marks[source]
+        for column in self._columns.values():
+            column[target] = column[source]
+
+    def settle(self, counters: Counters, *, from_states: bool = False) -> None:
+        """Make everything that is derived anew, for these counters.
+
+        The free stack is right, and says which rows are free; or else the states of rows are
+        (``from_states``), and the stack is made from them.
+        """
+        if from_states:
+            found = self.in_state(FREE, 0, counters.rows)
+            counters.free = self.extend("free", 0, found)
+        kernels.settle(
+            self.head,
+            self.width,
+            self.marks,
+            counters.rows,
+            self.free[: counters.free],
+            self.dirty[counters.dirty_from : counters.dirty_to],
+            counters.clean,
+        )
+        self.index.rebuild(counters.rows)
+        if self.timers is not None:
+            self.timers.rebuild(counters.rows)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        arena = self.arena
+        self.__dict__.clear()
+        arena.close()
+
+
+def _most_rows(width: int, columns: list[Region]) -> int:
+    """How many rows fit into the address space that a table may take."""
+    in_journal = sum(column.item_bytes for column in columns) + 12
+    row = 8 * width + 4 + 8 + in_journal + 128 + 48
+    return min(_MOST_ROWS, _ADDRESS_SPACE // (row + in_journal))
+
+
+def _check(folder: Path, layout: TableLayout, heaps: int) -> None:
+    """Look at the header alone: the size of the rest depends on what it says."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            words = np.frombuffer(file.read(HEADER_BYTES), np.int64)
+    except FileNotFoundError as error:
+        raise StateMissing(f"there is no state table in {folder}") from error
+    if len(words) * 8 != HEADER_BYTES:
+        raise StateMissing(f"{folder / FILE} is too short to be a state table")
+    Header(words, heaps).check_layout(folder, layout.fingerprint(), str(layout))
+
+
+def remove(folder: Path) -> None:
+    """Delete the table of a folder, and the folder if nothing else is in it."""
+    for path in (folder / FILE, folder / "lock"):
+        path.unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if any(folder.iterdir()):
+            return
+        raise StateError(f"cannot remove {folder}: {error}") from error

@@ -1,0 +1,343 @@
+"""The state table: rows found by key, columns of values, and a way back for every version."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.errors import StateError, StateMissing
+from anabranch.state import storage as storage_module
+from anabranch.state import versions
+from anabranch.state.changes import Changes
+from anabranch.state.header import NONE, Counters
+from anabranch.state.index import LIVE
+from anabranch.state.keys import KeyBatch
+from anabranch.state.lock import locked
+from anabranch.state.storage import FILE, Storage, TableLayout
+from anabranch.state.strings import strings_of
+from anabranch.state.timers import NEVER, Timers
+from anabranch.state.validation import validate
+from anabranch.units import NO_VERSION, Version
+
+__all__ = ["StateTable", "TableLayout"]
+
+Array = npt.NDArray[Any]
+
+_SCAN_ROWS = 1 << 18
+
+
+class StateTable:
+    """The rows of one instance of an operator, in one memory-mapped file.
+
+    Row numbers are good until the end of the version. All methods that change something must be
+    called between :meth:`begin` and :meth:`finish`, under :meth:`lock`.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._changes: Changes | None = None
+        self.layout = storage.layout
+        self.folder = storage.folder
+
+    @classmethod
+    def create(
+        cls, folder: Path, layout: TableLayout, *, version: Version = NO_VERSION
+    ) -> StateTable:
+        """Make an empty table that counts as being at ``version``; refuses an existing one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f"{FILE}.{uuid.uuid4().hex}"
+        try:
+            storage = Storage(folder, layout, create_as=made)
+            storage.initialise(version)
+            # Complete under another name first: a table is there as a whole or not at all.
+            os.link(made, folder / FILE)
+        except FileExistsError as error:
+            raise StateError(f"there already is a state table in {folder}") from error
+        finally:
+            made.unlink(missing_ok=True)
+        return cls(storage)
+
+    @classmethod
+    def open(cls, folder: Path, layout: TableLayout) -> StateTable:
+        """Open the table of a folder; the layout must be the one it was created with."""
+        return cls(Storage(folder, layout))
+
+    def close(self) -> None:
+        """Let go of the file. Arrays that were handed out stay readable."""
+        if self._storage.__dict__:
+            self._storage.close()
+        self._changes = None
+
+    def replaced(self) -> bool:
+        """Whether the folder has another table by now, or none."""
+        return not self._storage.arena.is_at(self.folder / FILE)
+
+    def destroy(self) -> None:
+        """Close the table and delete it."""
+        self.close()
+        storage_module.remove(self.folder)
+
+    def lock(self, timeout: float) -> AbstractContextManager[None]:
+        """Keep every other task away; :class:`StateLocked` after ``timeout`` seconds."""
+        return locked(self.folder, timeout)
+
+    # Versions
+
+    @property
+    def version(self) -> Version:
+        """The last version that finished."""
+        return Version(self._storage.header.load().version)
+
+    @property
+    def previous(self) -> Version | None:
+        """The version that :meth:`rollback` returns to, if the last one finished."""
+        return _optional(self._storage.header.load().previous)
+
+    @property
+    def unfinished(self) -> Version | None:
+        """The version that was begun and not finished."""
+        return _optional(self._storage.header.load().unfinished)
+
+    def begin(self, version: Version, fence: int, *, track_dirty: bool = True) -> None:
+        """Start a version, on top of the one before it.
+
+        ``fence`` is a number that grows with every attempt: a lower one than the table has seen
+        is refused with :class:`Fenced`. What a dead attempt left is rolled back, and so is a
+        finished version that is begun again. :class:`StateMissing` if the table is then not at
+        ``version - 1``. ``track_dirty=False`` is for tables without incremental checkpoints:
+        deleted rows are then free at once.
+        """
+        if self.replaced():
+            raise StateMissing(f"the state table in {self.folder} was removed; open it again")
+        self._changes = None
+        counters = versions.begin(self._storage, version, fence)
+        self._changes = Changes(self._storage, counters, track_dirty=track_dirty)
+
+    def finish(self) -> None:
+        """Make the version the table's own. It can still be rolled back until the next begins."""
+        versions.finish(self._storage, self._writing().complete())
+        self._changes = None
+
+    def rollback(self) -> None:
+        """Undo the version that is not finished, or else the last one that did."""
+        self._changes = None
+        if self._storage.header.load().maintaining:
+            versions.recover(self._storage)
+        else:
+            versions.roll_back(self._storage)
+
+    # Rows
+
+    def rows(self, keys: KeyBatch) -> Array:
+        """The row of each key (int64), made where the key is new."""
+        changes = self._writing()
+        out = np.empty(len(keys), np.int64)
+        missing = self._storage.index.find(keys, out)
+        if len(missing):
+            changes.insert(keys, missing, out)
+        return out
+
+    def find(self, keys: KeyBatch) -> Array:
+        """The row of each key (int64), -1 where there is none."""
+        out = np.empty(len(keys), np.int64)
+        self._storage.index.find(keys, out)
+        return out
+
+    def touch(self, rows: Array) -> None:
+        """Declare that rows are about to change, before writing to them through :meth:`column`."""
+        self._writing().touch(self._checked(rows))
+
+    def delete(self, rows: Array) -> None:
+        """Forget rows. They may be named more than once."""
+        self._writing().delete(self._checked(rows))
+
+    def column(self, name: str) -> Array:
+        """A fixed-width column by row number, live: call :meth:`touch` before writing to it.
+
+        Rows made after the call may lie beyond its end: take it after :meth:`rows`.
+        """
+        if self.layout.values[name].type.variable:
+            raise StateError(f"state column {name!r} is of variable length: use get and set")
+        return self._storage.column(name)[: self._storage.capacity()]
+
+    def get(self, name: str, rows: Array) -> Any:
+        """The values of rows: an Arrow array for strings and bytes, a numpy array otherwise."""
+        column = self._storage.column(name)
+        rows = self._checked(rows)
+        which = self._storage.heap_of.get(name)
+        if which is None:
+            return np.take(column, rows, axis=0, mode="clip")
+        return self._storage.heaps[which].get(rows, self.layout.values[name].type.arrow)
+
+    def set(self, name: str, rows: Array, values: Any) -> None:
+        """Put values into rows; the last one counts for a row named twice.
+
+        Strings and bytes are an Arrow array, or anything Arrow makes one of.
+        """
+        changes = self._writing()
+        column = self._storage.column(name)
+        rows = self._checked(rows)
+        if name in self._storage.heap_of:
+            kind = self.layout.values[name].type.arrow
+            changes.store(name, rows, strings_of(_arrow(values, kind, len(rows))))
+        else:
+            changes.touch(rows)
+            column[rows] = values
+
+    def changed(self) -> Array:
+        """The live rows touched in this version, in the order in which they first were."""
+        rows = self._writing().rows()
+        live: Array = rows[self._storage.states(rows) == LIVE]
+        return live
+
+    def live(self) -> Array:
+        """All live rows."""
+        return self._storage.in_state(LIVE, 0, self._counters().rows)
+
+    def scan(self, predicate: Callable[[Mapping[str, Array]], Array]) -> Array:
+        """The live rows for which a function of the fixed-width columns says true.
+
+        It is given a part of the rows at a time and answers with one boolean for each.
+        """
+        fixed = [c.name for c in self.layout.values if not c.type.variable]
+        found = []
+        total = self._counters().rows
+        for first in range(0, total, _SCAN_ROWS):
+            rows = self._storage.in_state(LIVE, first, min(first + _SCAN_ROWS, total))
+            if len(rows):
+                chosen = predicate({name: self.get(name, rows) for name in fixed})
+                found.append(rows[np.asarray(chosen, dtype=np.bool_)])
+        return np.concatenate([*found, np.empty(0, np.int64)])
+
+    def keys(self, rows: Array) -> list[pa.Array]:
+        """The key columns of rows, followed by the sub-key columns; of deleted rows too."""
+        return self._storage.keys(self._checked(rows))
+
+    def hashes(self, rows: Array) -> Array:
+        """The hash of each row's key (uint64)."""
+        storage = self._storage
+        return np.asarray(storage.head[self._checked(rows) * storage.width])
+
+    def groups(self, rows: Array) -> Array:
+        """The key group of each row (uint16)."""
+        return (self._storage.infos(self._checked(rows)) >> np.uint64(2)).astype(np.uint16)
+
+    def groups_count(self) -> Array:
+        """How many live rows each key group has. Looks at every row."""
+        return np.bincount(self.groups(self.live()), minlength=self.layout.key.key_groups)
+
+    @property
+    def count(self) -> int:
+        """How many live rows there are."""
+        return self._counters().live
+
+    @property
+    def bytes(self) -> int:
+        """How much memory the table takes."""
+        return self._storage.arena.allocated_bytes()
+
+    # Timers
+
+    def set_timer(self, rows: Array, times: Array) -> None:
+        """Let rows be due at these times, instead of when they were before."""
+        rows = self._checked(rows)
+        self._writing().touch(rows)
+        self._timers().put(rows, np.require(times, np.int64, ["C", "W"]))
+
+    def clear_timer(self, rows: Array) -> None:
+        """Take the timers of rows away."""
+        rows = self._checked(rows)
+        self._writing().touch(rows)
+        self._timers().clear(rows)
+
+    def timers(self, rows: Array) -> pa.Array:
+        """The times of rows as an int64 array, null where there is none."""
+        times = self._timers().times[self._checked(rows)]
+        return pa.array(times, mask=times == NEVER)
+
+    def due(self, upto: int) -> Array:
+        """The rows whose time is at most ``upto``, by time, and by hash where it is the same.
+
+        They stay due until their timer is set anew or cleared, or they are deleted.
+        """
+        rows = self._timers().due(upto, self._counters().rows)
+        times = self._timers().times[rows]
+        hashes = self.hashes(rows)
+        if len(rows) and times.min() == times.max():
+            return rows[np.argsort(hashes)]
+        return rows[np.lexsort((hashes, times))]
+
+    # Checkpoints
+
+    def dirty(self) -> tuple[Array, Array]:
+        """The live rows changed, and the rows deleted, since the last :meth:`mark_clean`.
+
+        Each row is there once. A key that was deleted and came back is a changed row.
+        """
+        return self._storage.dirty_rows(self._counters())
+
+    def mark_clean(self) -> None:
+        """Let :meth:`dirty` start from here, after a checkpoint of it was taken.
+
+        Inside a version only, and undone with it.
+        """
+        self._writing().mark_clean()
+
+    def validate(self) -> None:
+        """Check that everything in the table agrees; AssertionError if not. Looks at every row."""
+        validate(self._storage, self._counters())
+
+    # What the methods above are made of
+
+    def _counters(self) -> Counters:
+        return self._changes.counters if self._changes else self._storage.header.load()
+
+    def _writing(self) -> Changes:
+        if self._changes is None:
+            raise StateError(f"the state table in {self.folder} is in no version: begin one first")
+        if self._changes.broken:
+            raise StateError(
+                f"a change to the state table in {self.folder} failed half way: roll it back"
+            )
+        return self._changes
+
+    def _checked(self, rows: Array) -> Array:
+        """Row numbers as kernels take them. An unchecked one could touch any memory."""
+        given = np.require(rows, np.int64, ["C", "W"])
+        if len(given):
+            least, most = given.min(), given.max()
+            if least < 0 or most >= self._counters().rows:
+                raise IndexError(
+                    f"there is no row {least if least < 0 else most} in the state table in "
+                    f"{self.folder}; it has {self._counters().rows}"
+                )
+        return given
+
+    def _timers(self) -> Timers:
+        if self._storage.timers is None:
+            raise StateError("this state has no timers: set timers = True on the operator")
+        return self._storage.timers
+
+
+def _optional(version: int) -> Version | None:
+    return None if version == NONE else Version(version)
+
+
+def _arrow(values: Any, kind: pa.DataType, count: int) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not isinstance(values, pa.Array):
+        values = pa.array(values, kind)
+    if values.type != kind:
+        values = values.cast(kind)
+    if len(values) != count:
+        raise StateError(f"{len(values)} values for {count} rows")
+    return values

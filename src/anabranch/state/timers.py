@@ -1,0 +1,88 @@
+"""Timers of rows: which are due, without looking at the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.kernels import timers as kernels
+from anabranch.state.files import Arena, Region
+
+Array = npt.NDArray[Any]
+
+NEVER = int(kernels.NEVER)
+TIMES = "timer"
+LINKS = "timer links"
+_LISTS, _CLOCK = "timer lists", "timer clock"
+_MANY = 1024
+
+
+class Timers:
+    """One optional time per row. The lists are derived from the times and can be made anew."""
+
+    def __init__(self, arena: Arena, head: Array, width: int) -> None:
+        self._arena = arena
+        self._head, self._width = head, width
+        self.times = arena.array(TIMES)
+        self._links = arena.array(LINKS)
+        self._lists = arena.array(_LISTS)
+        self._clock = arena.array(_CLOCK)
+
+    @staticmethod
+    def regions() -> list[Region]:
+        """The arrays that do not grow with the rows."""
+        return [
+            Region(_LISTS, np.dtype(np.int32), kernels.LISTS),
+            Region(_CLOCK, np.dtype(np.int64), 2),
+        ]
+
+    def allocate(self) -> None:
+        """Take the room that even a table without rows needs."""
+        self._arena.ensure(_LISTS, kernels.LISTS)
+        self._arena.ensure(_CLOCK, 2)
+
+    def put(self, rows: Array, times: Array) -> None:
+        """Give rows timers; ``NEVER`` takes them away."""
+        kernels.put(self.times, self._lists, self._links, self._clock, rows, times)
+
+    def clear(self, rows: Array) -> None:
+        """Take the timers of rows away."""
+        self.put(rows, np.full(len(rows), NEVER, np.int64))
+
+    def due(self, upto: int, rows: int) -> Array:
+        """The rows, of so many, whose time is at most ``upto``; in no order."""
+        if self._clock[1] == 0:
+            return np.empty(0, np.int64)
+        if upto > self._clock[0]:
+            kernels.advance(self.times, self._lists, self._links, self._clock, upto)
+        out = np.empty(_MANY, np.int64)
+        count, early = kernels.due(self.times, self._lists, self._links, upto, out)
+        if count > len(out):
+            out = np.empty(count, np.int64)
+            kernels.due(self.times, self._lists, self._links, upto, out)
+        if early > max(_MANY, count):
+            # The clock was ahead of the times that really come; it would be asked in vain again.
+            self._clock[0] = upto
+            self.rebuild(rows)
+        return out[:count]
+
+    def replace(self, source: Array, target: Array) -> None:
+        """Let target rows stand in for source rows, after their times were copied."""
+        kernels.replace(self.times, self._lists, self._links, source, target)
+
+    def rebuild(self, rows: int) -> None:
+        """Make the lists anew from the times of all live rows."""
+        now = int(self._clock[0])
+        kernels.rebuild(self.times, self._lists, self._links, self._head, self._width, rows, now)
+
+    def listed(self) -> Array:
+        """All rows in the lists, sorted. For checks."""
+        found = []
+        for first in self._lists[self._lists != 0].tolist():
+            at = first
+            while at:
+                found.append(at - 1)
+                at = int(self._links[2 * (at - 1)])
+        return np.sort(np.array(found, np.int64))

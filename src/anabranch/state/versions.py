@@ -1,0 +1,120 @@
+"""How a table goes from one version to the next, and back."""
+
+from __future__ import annotations
+
+from anabranch.errors import Fenced, StateFull, StateMissing
+from anabranch.state import maintenance
+from anabranch.state.header import NONE, Counters
+from anabranch.state.storage import Storage
+
+
+def begin(storage: Storage, version: int, fence: int) -> Counters:
+    """Start a version; returns the counters to work with.
+
+    A version that did not finish is rolled back first, and so is a finished one that is repeated.
+    """
+    header = storage.header
+    counters = header.load()
+    if fence < counters.fence:
+        raise Fenced(
+            f"the state table in {storage.folder} was taken over by attempt {counters.fence}; "
+            f"attempt {fence} at version {version} must give up"
+        )
+    counters.fence = fence
+    header.flip(counters)
+    counters = recover(storage)
+    if counters.version == version and counters.previous == version - 1:
+        counters = roll_back(storage)
+    if counters.version != version - 1:
+        raise StateMissing(
+            f"version {version} needs the state of version {version - 1}; the table in "
+            f"{storage.folder} has {describe(counters)}"
+        )
+    counters.previous = NONE
+    header.flip(counters)
+    storage.journal.clear()
+    counters = _maintain(storage, counters)
+    counters.unfinished = version
+    counters.tick += 1
+    counters.appended = counters.changed = 0
+    header.save_begun(counters)
+    header.flip(counters)
+    maintenance.give_back(storage, counters)
+    return counters
+
+
+def finish(storage: Storage, counters: Counters) -> None:
+    """Make the version that these counters are of the table's version."""
+    stored = storage.header.load()
+    if (stored.fence, stored.unfinished) != (counters.fence, counters.unfinished):
+        raise Fenced(
+            f"the state table in {storage.folder} was taken over by attempt {stored.fence} while "
+            f"attempt {counters.fence} was at version {counters.unfinished}"
+        )
+    counters.previous = counters.version
+    counters.version = counters.unfinished
+    counters.unfinished = NONE
+    storage.header.flip(counters)
+
+
+def recover(storage: Storage) -> Counters:
+    """Undo whatever a process that died was in the middle of."""
+    counters = storage.header.load()
+    if counters.maintaining:
+        return _undo_maintenance(storage)
+    if counters.unfinished != NONE:
+        return roll_back(storage)
+    return counters
+
+
+def roll_back(storage: Storage) -> Counters:
+    """Return to the version before the one in the journal. Can be done again if cut short."""
+    header = storage.header
+    now = header.load()
+    if now.previous == NONE and now.unfinished == NONE:
+        raise StateMissing(
+            f"the state table in {storage.folder} has {describe(now)}, and no journal to go back"
+        )
+    counters = header.begun()
+    counters.fence = now.fence
+    header.flip(counters)
+    storage.journal.restore()
+    storage.settle(counters)
+    counters.unfinished = NONE
+    header.flip(counters)
+    return counters
+
+
+def describe(counters: Counters) -> str:
+    """Which versions a table has, for messages."""
+    text = f"version {counters.version}"
+    if counters.previous != NONE:
+        text += f" and can go back to {counters.previous}"
+    if counters.unfinished != NONE:
+        text += f", with version {counters.unfinished} begun and not finished"
+    return text
+
+
+def _maintain(storage: Storage, counters: Counters) -> Counters:
+    maintenance.move_lists_down(storage, counters)
+    if not maintenance.needed(storage, counters):
+        return counters
+    storage.undo.clear()
+    counters.maintaining = 1
+    storage.header.flip(counters)
+    try:
+        maintenance.run(storage, counters)
+    except StateFull:
+        # There is no room to make room. Let the version itself find out whether it needs any.
+        counters = _undo_maintenance(storage)
+    counters.maintaining = 0
+    return counters
+
+
+def _undo_maintenance(storage: Storage) -> Counters:
+    counters = storage.header.load()
+    storage.undo.apply()
+    storage.settle(counters, from_states=True)
+    counters.maintaining = 0
+    storage.header.flip(counters)
+    return counters

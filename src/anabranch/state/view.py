@@ -1,0 +1,109 @@
+"""The state as an operator sees it: rows found by key, columns changed by row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from anabranch.kernels import reduce
+from anabranch.state.keys import KeyBatch
+from anabranch.state.table import StateTable
+
+if TYPE_CHECKING:
+    from anabranch.operators.rows import Rows
+
+Array = npt.NDArray[Any]
+
+
+class Column:
+    """One state column. Read it at row numbers: ``state["times"][at]``."""
+
+    __slots__ = ("_name", "_table")
+
+    def __init__(self, table: StateTable, name: str) -> None:
+        self._table = table
+        self._name = name
+
+    def __getitem__(self, at: Array) -> Any:
+        return self._table.get(self._name, at)
+
+
+class State:
+    """The table of one instance during one batch.
+
+    Row numbers are good until the end of the batch. Every change is undone if the batch fails.
+    """
+
+    def __init__(self, table: StateTable, keys: tuple[str, ...]) -> None:
+        self.table = table
+        self._keys = keys
+
+    def rows(self, rows: Rows, **sub: Array) -> Array:
+        """The state row of each row's key, created where the key is new."""
+        return self.table.rows(self._encode(rows, sub))
+
+    def find(self, rows: Rows, **sub: Array) -> Array:
+        """The state row of each row's key, -1 where there is none."""
+        return self.table.find(self._encode(rows, sub))
+
+    def _encode(self, rows: Rows, sub: dict[str, Array]) -> KeyBatch:
+        layout = self.table.layout.key
+        if rows.hashes is None:
+            raise ValueError("these rows carry no key: pass rows that came into process()")
+        if tuple(sub) != tuple(layout.sub):
+            raise ValueError(f"expected the sub-keys {list(layout.sub)}, got {list(sub)}")
+        columns = [rows.arrow(name) for name in self._keys]
+        return layout.encode(columns, rows.hashes, [np.asarray(v, np.int64) for v in sub.values()])
+
+    def __getitem__(self, name: str) -> Column:
+        self.table.layout.values[name]
+        return Column(self.table, name)
+
+    def set(self, name: str, at: Array, values: Any) -> None:
+        """Put values into rows; the last one wins where a row is named twice."""
+        self.table.set(name, at, values)
+
+    def add(self, name: str, at: Array, values: Any) -> None:
+        """Add values to rows; rows may be named any number of times."""
+        self._reduce(reduce.add, name, at, values)
+
+    def min(self, name: str, at: Array, values: Any) -> None:
+        """Keep the smaller of the row's value and the given ones."""
+        self._reduce(reduce.minimum, name, at, values)
+
+    def max(self, name: str, at: Array, values: Any) -> None:
+        """Keep the greater of the row's value and the given ones."""
+        self._reduce(reduce.maximum, name, at, values)
+
+    def _reduce(self, function: Any, name: str, at: Array, values: Any) -> None:
+        self.table.touch(at)
+        column = self.table.column(name)
+        given = np.broadcast_to(np.asarray(values, dtype=column.dtype), at.shape)
+        function(column, np.ascontiguousarray(at), np.ascontiguousarray(given))
+
+    def delete(self, at: Array) -> None:
+        """Forget rows and their keys."""
+        self.table.delete(at)
+
+    def keys(self, at: Array) -> list[pa.Array]:
+        """The key columns of rows, followed by their sub-key columns."""
+        return self.table.keys(at)
+
+    def changed(self) -> Array:
+        """The rows changed in this batch, in the order in which they first were."""
+        return self.table.changed()
+
+    def set_timer(self, at: Array, times: Any) -> None:
+        """Ask for rows to be due at these times (microseconds since the epoch)."""
+        self.table.set_timer(at, np.broadcast_to(np.asarray(times, np.int64), at.shape))
+
+    def clear_timer(self, at: Array) -> None:
+        """Take the timers of rows back."""
+        self.table.clear_timer(at)
+
+    def due(self, upto: int) -> Array:
+        """The rows whose timer is at or before this time, the earliest first."""
+        return self.table.due(upto)

@@ -1,0 +1,116 @@
+"""Backup stores for tests: one in memory, and one that fails as stores do."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from anabranch.backup.store import BackupStore, check_name
+from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened
+
+T = TypeVar("T")
+
+
+class MemoryStore:
+    """A store in this process; it is gone with the process."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, data: pa.Buffer | bytes) -> None:
+        """See :meth:`anabranch.backup.BackupStore.put`."""
+        with self._lock:
+            self._blocks[check_name(name)] = bytes(data)
+
+    def get(self, name: str) -> pa.Buffer:
+        """See :meth:`anabranch.backup.BackupStore.get`."""
+        with self._lock:
+            return pa.py_buffer(self._found(name))
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """See :meth:`anabranch.backup.BackupStore.list`."""
+        with self._lock:
+            return sorted(name for name in self._blocks if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        with self._lock:
+            self._blocks.pop(check_name(name), None)
+
+    def size(self, name: str) -> int:
+        """See :meth:`anabranch.backup.BackupStore.size`."""
+        with self._lock:
+            return len(self._found(name))
+
+    def _found(self, name: str) -> bytes:
+        if check_name(name) not in self._blocks:
+            raise CheckpointNotFound(f"there is no backup {name} (memory)")
+        return self._blocks[name]
+
+
+class FaultyStore:
+    """A store that fails now and then, in a way that its seed decides.
+
+    A change that fails did not happen and says so, did not happen and leaves it open, or did
+    happen and leaves it open, as when the answer is lost; a read that fails did not happen.
+    ``rate`` is the share of operations that fail, and ``faults`` counts them.
+
+    >>> store = FaultyStore(MemoryStore(), seed=1, rate=1.0)
+    >>> store.put("a", b"x")
+    Traceback (most recent call last):
+    anabranch.errors.DidNotHappen: put a: refused by the faulty store
+    """
+
+    def __init__(self, store: BackupStore, *, seed: int, rate: float = 0.3) -> None:
+        self.store = store
+        self.rate = rate
+        self.faults = 0
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def put(self, name: str, data: pa.Buffer | bytes) -> None:
+        """Put, or fail."""
+        self._change(f"put {name}", lambda: self.store.put(name, data))
+
+    def get(self, name: str) -> pa.Buffer:
+        """Get, or fail."""
+        return self._read(f"get {name}", lambda: self.store.get(name))
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """List, or fail."""
+        return self._read(f"list {prefix}", lambda: self.store.list(prefix))
+
+    def delete(self, name: str) -> None:
+        """Delete, or fail."""
+        self._change(f"delete {name}", lambda: self.store.delete(name))
+
+    def size(self, name: str) -> int:
+        """Look the size up, or fail."""
+        return self._read(f"size {name}", lambda: self.store.size(name))
+
+    def _fails(self) -> bool:
+        with self._lock:
+            fails = self._random.random() < self.rate
+            self.faults += fails
+            return fails
+
+    def _read(self, what: str, operation: Callable[[], T]) -> T:
+        if self._fails():
+            raise DidNotHappen(f"{what}: refused by the faulty store")
+        return operation()
+
+    def _change(self, what: str, operation: Callable[[], None]) -> None:
+        if not self._fails():
+            return operation()
+        with self._lock:
+            happens, answers = self._random.choice([(0, 1), (0, 0), (1, 0)])
+        if happens:
+            operation()
+        if answers:
+            raise DidNotHappen(f"{what}: refused by the faulty store")
+        raise MayHaveHappened(f"{what}: the answer of the faulty store was lost")

@@ -1,0 +1,63 @@
+"""Small types for versions and times, which print and parse."""
+
+import re
+from datetime import timedelta
+from typing import NewType
+
+from anabranch.errors import PlanError
+
+Version = NewType("Version", int)
+"""The micro-batch id; -1 is the version of a state that has seen no batch."""
+
+NO_VERSION = Version(-1)
+
+_UNITS = {
+    "us": 1,
+    "microsecond": 1,
+    "ms": 1_000,
+    "millisecond": 1_000,
+    "s": 1_000_000,
+    "sec": 1_000_000,
+    "second": 1_000_000,
+    "min": 60_000_000,
+    "minute": 60_000_000,
+    "h": 3_600_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+Duration = str | float | timedelta
+"""A length of time: ``"30 seconds"``, a :class:`~datetime.timedelta`, or a number of seconds."""
+
+
+def microseconds(duration: Duration, *, what: str = "duration") -> int:
+    """Turn a duration into whole microseconds.
+
+    >>> microseconds("30 seconds")
+    30000000
+    >>> microseconds("1 hour 30 minutes") == microseconds(5400)
+    True
+    """
+    if isinstance(duration, timedelta):
+        return round(duration.total_seconds() * 1_000_000)
+    if isinstance(duration, bool):
+        raise PlanError(f"{what}: {duration!r} is not a length of time")
+    if isinstance(duration, int | float):
+        return round(duration * 1_000_000)
+    total, at = 0.0, 0
+    text = duration.lower().removeprefix("interval ")
+    while at < len(text):
+        part = _PART.match(text, at)
+        unit = part and (_UNITS.get(part[2]) or _UNITS.get(part[2].removesuffix("s")))
+        if not part or not unit:
+            raise PlanError(
+                f"{what}: cannot read {duration!r} as a length of time; "
+                "write it like '30 seconds', '5 minutes' or '1 hour 30 minutes'"
+            )
+        total += float(part[1]) * unit
+        at = part.end()
+    if not text.strip():
+        raise PlanError(f"{what}: the length of time is empty")
+    return round(total)

@@ -1,0 +1,216 @@
+"""From tables into a store and back out of it, as captures and as rows."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.backup import (
+    Manifest,
+    Manifests,
+    OperatorManifest,
+    back_up,
+    read_state,
+    retrieve,
+    state_rows,
+    state_schema,
+)
+from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, SchemaChanged, StoreError
+from anabranch.state import schema as types
+from anabranch.state.capture import Capture, CheckpointSchema, capture
+from anabranch.state.groups import KeyGroups, assign
+from anabranch.state.keys import KeyLayout
+from anabranch.state.partition import partition
+from anabranch.state.restore import restore
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.testing import FaultyStore, MemoryStore
+from anabranch.units import Version
+
+GROUPS = 8
+LAYOUT = TableLayout(
+    KeyLayout([pa.field("word", pa.string())], ["slot"], GROUPS),
+    types.schema(word=types.int64, key_group=types.string),
+)
+WORDS = [f"w{i}" for i in range(100)]
+
+
+def changed(table: StateTable, version: int, base: int | None, first: int, last: int) -> Capture:
+    """A version that sets some words to the version and deletes the word after them."""
+    with table.lock(0):
+        table.begin(Version(version), 0)
+        positions = np.arange(first, last + 1)
+        keys = LAYOUT.key.encode(
+            [pa.array(WORDS).take(pa.array(positions))],
+            positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+            [positions % 2],
+        )
+        rows = table.rows(keys)
+        table.set("word", rows, np.full(len(rows), version))
+        table.set("key_group", rows, [str(version)] * len(rows))
+        table.delete(rows[-1:])
+        of = None if base is None else Version(base)
+        taken = capture(table, "counter", 0, groups=KeyGroups.all(GROUPS), base=of)
+        table.mark_clean()
+        table.finish()
+    return taken
+
+
+@pytest.fixture(scope="module")
+def captures() -> list[Capture]:
+    folder = Path(tempfile.mkdtemp())
+    table = StateTable.create(folder, LAYOUT)
+    taken = [
+        changed(table, 0, None, 0, 60),
+        changed(table, 1, 0, 40, 80),
+        changed(table, 2, 1, 5, 9),
+    ]
+    table.destroy()
+    shutil.rmtree(folder, ignore_errors=True)
+    return taken
+
+
+EXPECTED = {
+    **{f"w{i}": 0 for i in range(60)}, **{f"w{i}": 1 for i in range(40, 80)},
+    **{f"w{i}": 2 for i in range(5, 9)},
+}  # fmt: skip
+del EXPECTED["w9"]
+
+
+def stored(store: MemoryStore, captures: list[Capture]) -> Manifest:
+    """The captures in a store, the first of them as two instances had taken it."""
+    halves = partition(captures[:1], dict(enumerate(assign(GROUPS, 2))))
+    first = [back_up(store, part) for parts in halves.values() for part in parts]
+    rest = [back_up(store, taken) for taken in captures[1:]]
+    schema = CheckpointSchema.of(LAYOUT)
+    operator = OperatorManifest(schema, tuple(first)).extended(rest, {})
+    Manifests(store).put(Manifest(captures[-1].version, {"counter": operator}))
+    latest = Manifests(store).latest()
+    assert latest is not None
+    return latest
+
+
+def words(table: pa.Table) -> dict[str, int]:
+    found = dict(zip(table["word"].to_pylist(), table["state_word"].to_pylist(), strict=True))
+    assert len(found) == table.num_rows
+    return found
+
+
+def test_state_is_read_as_rows(captures: list[Capture]) -> None:
+    store = MemoryStore()
+    manifest = stored(store, captures)
+    table = read_state(store, manifest, "counter")
+    assert table.schema == state_schema(manifest.operators["counter"].schema)
+    assert table.column_names == ["word", "slot", "key_group", "state_word", "state_key_group"]
+    assert words(table) == EXPECTED
+    assert table["slot"].to_pylist() == [int(w[1:]) % 2 for w in table["word"].to_pylist()]
+    assert table["state_key_group"].to_pylist() == [str(v) for v in table["state_word"].to_pylist()]
+    assert state_rows(captures).equals(table)
+    groups = table["key_group"].to_pylist()
+    assert groups == sorted(groups)
+    assert set(groups) == set(range(GROUPS))
+
+
+@given(st.frozensets(st.integers(0, GROUPS)).map(KeyGroups.of))
+def test_state_of_some_groups(captures: list[Capture], groups: KeyGroups) -> None:
+    store = MemoryStore()
+    manifest = stored(store, captures)
+    every = read_state(store, manifest, "counter")
+    some = read_state(store, manifest, "counter", groups)
+    wanted = pa.array(groups.mask(every["key_group"].to_numpy()))
+    assert words(some) == words(every.filter(wanted))
+    assert some.schema == every.schema
+
+
+def test_only_files_of_wanted_groups_are_read(captures: list[Capture]) -> None:
+    store = MemoryStore()
+    manifest = stored(store, captures[:1])
+    half, rest = assign(GROUPS, 2)
+    for part in manifest.operators["counter"].parts:
+        if part.groups == rest:
+            store.delete(part.name)
+    (found,) = retrieve(store, manifest.operators["counter"], groups=half)
+    assert found.groups == half
+    with pytest.raises(CheckpointNotFound, match=r"parts/000000000000-counter-1-full-"):
+        retrieve(store, manifest.operators["counter"])
+
+
+def test_an_unknown_operator(captures: list[Capture]) -> None:
+    store = MemoryStore()
+    with pytest.raises(CheckpointNotFound, match=r"no operator 'other'; there are \['counter'\]"):
+        read_state(store, stored(store, captures), "other")
+
+
+@given(st.data())
+def test_a_damaged_file_is_never_loaded(captures: list[Capture], data: st.DataObject) -> None:
+    store = MemoryStore()
+    manifest = stored(store, captures)
+    part = data.draw(st.sampled_from(manifest.operators["counter"].parts))
+    content = bytearray(store.get(part.name))
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        del content[at:]
+    else:
+        content[at] ^= data.draw(st.integers(1, 255))
+    store.put(part.name, bytes(content))
+    with pytest.raises(CheckpointCorrupt, match=part.name):
+        retrieve(store, manifest.operators["counter"])
+
+
+def test_a_sound_file_in_place_of_another_is_refused(captures: list[Capture]) -> None:
+    store = MemoryStore()
+    manifest = stored(store, captures)
+    *_, one, other = manifest.operators["counter"].parts
+    store.put(other.name, store.get(one.name))
+    with pytest.raises(CheckpointCorrupt, match=rf"{other.name}.*not the one in the manifest"):
+        retrieve(store, manifest.operators["counter"])
+
+
+def test_other_columns_are_refused(captures: list[Capture]) -> None:
+    store = MemoryStore()
+    manifest = stored(store, captures)
+    other = TableLayout(LAYOUT.key, types.schema(word=types.int64))
+    with pytest.raises(SchemaChanged, match=r"parts/0.* was written with the columns word string"):
+        retrieve(store, manifest.operators["counter"], schema=CheckpointSchema.of(other))
+
+
+@given(st.integers(0, 1000))
+def test_a_backup_can_be_repeated_until_it_is_there(captures: list[Capture], seed: int) -> None:
+    inner = MemoryStore()
+    faulty = FaultyStore(inner, seed=seed, rate=0.6)
+    parts = []
+    for taken in captures:
+        while True:
+            try:
+                parts.append(back_up(faulty, taken))
+                break
+            except StoreError:
+                continue
+    assert sorted(part.name for part in parts) == inner.list()
+    operator = OperatorManifest(captures[0].schema, tuple(parts))
+    assert words(state_rows(retrieve(inner, operator))) == EXPECTED
+
+
+def test_the_way_back_into_tables(captures: list[Capture], tmp_path: Path) -> None:
+    store = MemoryStore()
+    operator = stored(store, captures).operators["counter"]
+    total = 0
+    for instance, groups in enumerate(assign(GROUPS, 3)):
+        restore(tmp_path / str(instance), LAYOUT, retrieve(store, operator, groups=groups))
+        table = StateTable.open(tmp_path / str(instance), LAYOUT)
+        table.validate()
+        assert KeyGroups.of(table.groups(table.live())) <= groups
+        total += table.count
+        table.destroy()
+    assert total == len(EXPECTED)
+
+
+@pytest.fixture(autouse=True)
+def _no_folders_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not list(tmp_path.glob(".*"))

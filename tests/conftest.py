@@ -1,0 +1,31 @@
+"""What all tests share: one Spark session, and the place of state."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from pyspark.sql import SparkSession
+
+
+# The machine that runs the tests may be busy: a slow example is no failure.
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    import anabranch as ab
+
+    session = ab.session(
+        "local[2]",
+        **{
+            "spark.ui.enabled": False,
+            "spark.log.level": "ERROR",
+            "spark.sql.shuffle.partitions": 2,
+            "spark.sql.session.timeZone": "America/New_York",
+        },
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,170 @@
+"""State that is lost, damaged or left half changed comes back, to the bit."""
+
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import anabranch as ab
+from anabranch.spark.logs import SparkLogs
+from anabranch.testing.feeds import Feed
+
+# Workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = pa.schema([("k", pa.int64()), ("x", pa.float64())])
+
+
+def batch(seed: int) -> pa.Table:
+    numbers = np.random.default_rng(seed)
+    return pa.table({"k": numbers.integers(0, 50, 200), "x": numbers.normal(size=200)})
+
+
+def query_over(feed: Feed, spark: SparkSession) -> ab.Query:
+    """Two operators; sums of floats show any change in the order of rows."""
+    first = (
+        ab.stream(feed.frame(spark))
+        .key_by("k")
+        .aggregate(name="one", n=ab.count(), total=ab.sum("x"))
+    )
+    second = (
+        first.transform(lambda df: df.selectExpr("n % 5 as five", "total"))
+        .key_by("five")
+        .aggregate(name="two", n=ab.count(), total=ab.sum("total"), last=ab.last("total"))
+    )
+    return second.to_memory("out")
+
+
+def undisturbed(spark: SparkSession, folder: Path, batches: int) -> list[dict[str, object]]:
+    feed = Feed(folder / "input", ROWS)
+    feed.add(*[batch(seed) for seed in range(batches)])
+    query = query_over(feed, spark).start(folder / "ck", available_now=True)
+    query.await_termination()
+    rows: list[dict[str, object]] = query.memory_table("out").to_pylist()
+    return rows
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    return Feed(tmp_path / "disturbed", ROWS)
+
+
+def ordered(rows: list[dict[str, object]]) -> list[str]:
+    return sorted(map(repr, rows))
+
+
+def lose_everything(state: Path) -> None:
+    shutil.rmtree(state)
+
+
+def lose_one_table(state: Path) -> None:
+    table = random.Random(0).choice(sorted(state.glob("*/tables/one@*/*")))
+    shutil.rmtree(table)
+
+
+@pytest.mark.parametrize("lose", [lose_everything, lose_one_table])
+def test_lost_while_running(
+    spark: SparkSession, feed: Feed, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    expected = undisturbed(spark, tmp_path / "undisturbed", 8)
+    feed.add(*[batch(seed) for seed in range(5)])
+    query = query_over(feed, spark).start(
+        tmp_path / "ck",
+        state_folder=tmp_path / "state",
+        checkpointing=ab.Periodic("1 hour", at_most=3),
+    )
+    query.process_all_available()
+    lose(tmp_path / "state")
+    feed.add(*[batch(seed) for seed in range(5, 8)])
+    query.process_all_available()
+    assert query.status == "running"
+    found = query.memory_table("out").to_pylist()
+    query.stop()
+    assert ordered(found) == ordered(expected)
+
+
+def test_lost_between_runs(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    expected = undisturbed(spark, tmp_path / "undisturbed", 7)
+    feed.add(*[batch(seed) for seed in range(4)])
+    settings = {
+        "state_folder": tmp_path / "state",
+        "checkpointing": ab.Never(),
+    }
+    query = query_over(feed, spark).start(tmp_path / "ck", available_now=True, **settings)  # type: ignore[arg-type]
+    query.await_termination()
+    found = query.memory_table("out").to_pylist()
+    shutil.rmtree(tmp_path / "state")
+    feed.add(*[batch(seed) for seed in range(4, 7)])
+    again = query_over(feed, spark).start(tmp_path / "ck", available_now=True, **settings)  # type: ignore[arg-type]
+    again.await_termination()
+    found += again.memory_table("out").to_pylist()
+    assert ordered(found) == ordered(expected), "replayed batches are not delivered again"
+
+
+def test_a_batch_that_was_not_committed_is_replaced(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """The driver dies after its own work on a batch, before Spark notes the batch as done."""
+    expected = undisturbed(spark, tmp_path / "undisturbed", 4)
+    feed.add(*[batch(seed) for seed in range(4)])
+    query = query_over(feed, spark).start(tmp_path / "ck", available_now=True)
+    query.await_termination()
+    found = query.memory_table("out").to_pylist()
+    assert ordered(found) == ordered(expected)
+    (tmp_path / "ck" / "spark" / "commits" / "3").unlink()
+    (tmp_path / "ck" / "spark" / "commits" / ".3.crc").unlink(missing_ok=True)
+    again = query_over(feed, spark).start(tmp_path / "ck", available_now=True)
+    again.await_termination()
+    assert again.memory_table("out").num_rows == 0, "what is committed is not delivered again"
+    assert SparkLogs(str(tmp_path / "ck" / "spark")).committed() == 3
+
+
+def test_offsets_that_are_gone_are_named(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    feed.add(*[batch(seed) for seed in range(3)])
+    settings = {"state_folder": tmp_path / "state", "checkpointing": ab.Never()}
+    query = query_over(feed, spark).start(tmp_path / "ck", available_now=True, **settings)  # type: ignore[arg-type]
+    query.await_termination()
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "ck" / "spark" / "offsets" / "0").unlink()
+    with pytest.raises(ab.StateMissing, match="no longer has the offsets of batches 0 to 0"):
+        query_over(feed, spark).start(tmp_path / "ck", **settings)  # type: ignore[arg-type]
+
+
+def test_a_damaged_checkpoint_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    feed.add(batch(0))
+    query = query_over(feed, spark).start(tmp_path / "ck")
+    query.process_all_available()
+    query.stop()
+    part = sorted((tmp_path / "ck" / "parts").iterdir())[0]
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 4
+    part.write_bytes(data)
+    with pytest.raises(ab.CheckpointCorrupt, match=part.name):
+        query_over(feed, spark).start(tmp_path / "ck")
+
+
+def test_an_error_of_the_user_is_told_as_it_was(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    feed.add(batch(0))
+    query = (
+        ab.stream(feed.frame(spark))
+        .key_by("k")
+        .per_key(explode, state=ab.schema(n=ab.int64), output=ab.schema(n=ab.int64), name="bad")
+        .to_memory("out")
+        .start(tmp_path / "ck")
+    )
+    with pytest.raises(ab.QueryFailed, match="the fuse was too short"):
+        query.await_termination(60)
+    assert query.status.startswith("failed")
+
+
+def explode(key: object, rows: ab.Rows, state: object) -> None:
+    raise RuntimeError("the fuse was too short")
