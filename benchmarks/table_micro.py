@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anabranch.kernels import reduce
 from anabranch.state import schema
@@ -46,7 +47,8 @@ def hashes_of(numbers: np.ndarray) -> np.ndarray:
 def key_column(kind: str, numbers: np.ndarray) -> pa.Array:
     if kind == "int64":
         return pa.array(numbers)
-    return pa.array(np.char.add("user-name-", numbers.astype("U")))
+    texts = pc.binary_join_element_wise("user-name", pa.array(numbers).cast(pa.string()), "-")
+    return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
 
 
 def run(folder: Path, kind: str, keys: int, batch: int, rounds: int) -> None:

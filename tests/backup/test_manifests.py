@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backup import BackupStore, Manifest, Manifests, OperatorManifest, Part
@@ -150,6 +150,7 @@ def test_prune_keeps_what_is_retained(steps: list[tuple[bool, int, int]], retain
     assert set(store.list("parts/")) == set().union(*map(names, kept))
 
 
+@settings(max_examples=40)
 @given(STEPS, st.integers(1, 3), st.integers(0, 10_000))
 def test_prune_that_fails_takes_nothing_needed(
     steps: list[tuple[bool, int, int]], retain: int, seed: int

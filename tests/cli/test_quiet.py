@@ -16,7 +16,7 @@ def test_what_starts_inside_is_not_heard(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_it_is_heard_if_the_start_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), quiet_start():
-        subprocess.run(NOISE, check=True)
-        raise ZeroDivisionError
+    failing = [*NOISE[:2], NOISE[2] + "; sys.exit(1)"]
+    with pytest.raises(subprocess.CalledProcessError), quiet_start():
+        subprocess.run(failing, check=True)
     assert capfd.readouterr().err == "chatter\n"

@@ -24,6 +24,8 @@ from anabranch.state.view import State
 from anabranch.units import Version
 
 KEY_GROUPS = 16
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where tables are put: in memory if possible, which is many times faster for small ones."""
 Row = dict[str, Any]
 
 
@@ -128,7 +130,7 @@ def every_way(
     ways: list[dict[str, Any]] = [{}, {"chunk": chunk, "repeat": True}, {"instances": 1}]
     results = []
     for way in ways:
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory(dir=SCRATCH) as folder:
             results.append(run(operator, keys, batches, Path(folder), **way))
     first = results[0]
     for other in results[1:]:

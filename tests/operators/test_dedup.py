@@ -18,7 +18,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batches=batches_of(rows), chunk=st.integers(1, 5))
 def test_the_first_row_of_each_key_passes(batches: list[list[Row]], chunk: int) -> None:
     result = run_every_way(Deduplicate(), ["k"], arrow(batches, SCHEMA), chunk)
@@ -33,7 +33,7 @@ def test_the_first_row_of_each_key_passes(batches: list[list[Row]], chunk: int) 
     assert {row["k"] for row in result.state} == seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     batches=batches_of(rows),
     chunk=st.integers(1, 5),
@@ -64,6 +64,14 @@ def test_with_a_ttl_a_key_passes_again_later(
         assert bag(came_out) == bag(expected)
         assert bag(late) == bag(expected_late)
     assert {row["k"] for row in result.state} <= {"end"}, "forgotten once the watermark is past"
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_end_of_the_interval_belongs_to_it(together: bool) -> None:
+    rows = [{"k": "a", "at": moment(at), "x": at} for at in (5, 8, 9, 13)]
+    batches = [rows] if together else [[row] for row in rows]
+    result = run_every_way(Deduplicate(ttl=3, on="at"), ["k"], arrow(batches, SCHEMA), 10)
+    assert [row["x"] for row in result.rows] == [5, 9, 13]
 
 
 @pytest.mark.parametrize(

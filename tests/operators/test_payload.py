@@ -1,7 +1,5 @@
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +7,7 @@ import pytest
 from arrow_values import any_types, identities, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams import folder
 
 from anabranch.errors import PlanError
 from anabranch.operators.payload import Payload
@@ -25,8 +24,8 @@ KEY = pa.field("k", pa.string())
 
 @contextmanager
 def open_state(values: StateSchema, sub: tuple[str, ...] = ()) -> Iterator[State]:
-    with tempfile.TemporaryDirectory() as folder:
-        table = StateTable.create(Path(folder) / "t", TableLayout(KeyLayout([KEY], sub), values))
+    with folder() as place:
+        table = StateTable.create(place / "t", TableLayout(KeyLayout([KEY], sub), values))
         with table.lock(5.0):
             table.begin(Version(0), 0)
             yield State(table, ("k",))

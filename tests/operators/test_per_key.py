@@ -1,4 +1,3 @@
-import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from harness import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import TIME, Marked, Row, arrow, bag, batches_of, moment, run_every_way
+from streams import TIME, Marked, Row, arrow, bag, batches_of, folder, moment, run_every_way
 
 from anabranch.errors import PlanError
 from anabranch.operators.key_state import KeyState
@@ -47,7 +46,7 @@ def each_row(key: tuple[Any, ...], rows: Rows, state: KeyState) -> Iterator[Row]
             yield {"k": key[0], "why": "full"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batches=batches_of(rows), chunk=st.integers(1, 5))
 def test_state_of_a_key_is_kept_between_calls(batches: list[list[Row]], chunk: int) -> None:
     operator = PerKey(each_row, state=STATE, output=OUTPUT)
@@ -83,7 +82,7 @@ def give_up(key: tuple[Any, ...], state: KeyState) -> Rows:
     return Rows(pa.record_batch({"n": [state.n], "k": pa.array([key[0]], pa.string())}))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(batches=batches_of(rows))
 def test_timers_fire_when_the_watermark_reaches_them(batches: list[list[Row]]) -> None:
     batches = [*batches, []]
@@ -190,5 +189,5 @@ def test_names_that_the_state_object_has_itself_are_refused() -> None:
 
 
 def _run(operator: PerKey, batches: list[list[Row]], **way: Any) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        return run(operator, ["k", "j"], arrow(batches, SCHEMA), Path(folder), **way)
+    with folder() as place:
+        return run(operator, ["k", "j"], arrow(batches, SCHEMA), place, **way)

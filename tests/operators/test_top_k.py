@@ -47,7 +47,7 @@ def order(value: float) -> tuple[bool, float]:
     return (True, 0.0) if math.isnan(value) else (False, value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     batches=batches_of(rows), chunk=st.integers(1, 5), k=st.integers(1, 4), largest=st.booleans()
 )

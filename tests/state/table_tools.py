@@ -96,7 +96,7 @@ def eager_housekeeping(ring: int = 1 << 15) -> Iterator[None]:
         ),
         mock.patch.object(heap, "_CLEAN_FROM", 64),
         mock.patch.object(storage, "RING_BYTES", ring),
-        mock.patch.object(index, "_SPARSE_SLOTS", 8),
+        mock.patch.multiple(index, _SPARSE_SLOTS=8),
     ):
         yield
 

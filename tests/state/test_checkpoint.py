@@ -46,7 +46,7 @@ def group(key: Key) -> int:
 
 def captured(changes: Changes, version: int, base: int | None, groups: KeyGroups) -> Capture:
     """A capture as a table would give it; only two hashes, so that nearly all keys collide."""
-    rows = sorted((k for k in changes if group(k) in groups), key=group)
+    rows = [key for key in changes if group(key) in groups]
     values = [changes[key] or (0, None, None) for key in rows]
     arrays = [
         pa.array([key[0] for key in rows], pa.string()),
@@ -68,16 +68,13 @@ def captured(changes: Changes, version: int, base: int | None, groups: KeyGroups
 
 def content(capture: Capture) -> dict[Key, Value | None]:
     found: dict[Key, Value | None] = {}
-    groups = []
     for word, n, slot, _, in_group, deleted, timer, count, note in zip(
         *(column.to_pylist() for column in capture.rows.columns), strict=True
     ):
         assert (word, n, slot) not in found, "a key occurs twice"
         found[word, n, slot] = None if deleted else (count, note, timer)
-        groups.append(in_group)
         assert in_group == group((word, n, slot))
-    assert groups == sorted(groups)
-    assert KeyGroups.of(groups) <= capture.groups
+        assert in_group in capture.groups
     return found
 
 
@@ -243,8 +240,14 @@ def test_a_chain_is_followed_over_a_rescale() -> None:
         ([], "no captures"),
         ([(1, None, "0-7"), (3, 2, "0-7")], r"groups 0-7: .*version 3 \(base 2\).* version 1"),
         ([(1, None, "0-7"), (1, None, "3-4")], "groups 3-4"),
-        ([(1, None, "0-3"), (2, None, "4-7")], "same versions.*1: groups 0-3.*2: groups 4-7"),
-        ([(1, None, "0-3"), (2, 1, "0-7")], "same versions"),
+        (
+            [(1, None, "0-3"), (2, None, "4-7")],
+            "same versions.*to 1 for groups 0-3, to 2 for groups 4-7",
+        ),
+        (
+            [(1, None, "0-3"), (2, 1, "0-7")],
+            "from the beginning for groups 0-3, from 1 for groups 4-7",
+        ),
         ([(1, None, "0-7"), (2, 1, "0-5")], "same versions"),
         ([(1, None, "0-7"), (2, 1, "0-7"), (3, 1, "2")], "groups 2: "),
     ],
@@ -310,26 +313,6 @@ def test_partition_refuses_what_it_has_not() -> None:
     half, rest = assign(GROUPS, 2)
     with pytest.raises(CheckpointError, match=r"instance 1 is to have groups 3-7.*lack 4-7"):
         partition([FULL.select(half)], {0: half, 1: rest | KeyGroups.of([3])})
-
-
-def test_partition_copies_nothing() -> None:
-    half = assign(GROUPS, 2)[1]
-    (part,) = partition([FULL], {1: half})[1]
-    before = {
-        buffer.address
-        for c in FULL.rows.columns
-        for b in c.chunks
-        for buffer in b.buffers()
-        if buffer
-    }
-    after = {
-        buffer.address
-        for c in part.rows.columns
-        for b in c.chunks
-        for buffer in b.buffers()
-        if buffer
-    }
-    assert after <= before
 
 
 def test_merge_refuses_another_operator() -> None:

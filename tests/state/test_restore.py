@@ -26,6 +26,7 @@ from anabranch.state.restore import restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 GROUPS = 8
 ALL = KeyGroups.all(GROUPS)
 VALUES = types.schema(
@@ -65,7 +66,7 @@ USER_KEYS: list[tuple[str | None, int | None, tuple[str, ...] | None]] = [
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    made = Path(tempfile.mkdtemp(dir=MEMORY))
     yield made
     shutil.rmtree(made)
 
@@ -166,7 +167,7 @@ def test_a_restored_chain_is_the_table(
     first: dict[Key, int | None], steps: list[tuple[dict[Key, int | None], str]], instances: int
 ) -> None:
     """Full captures, changes, versions without any; whole, and partitioned over instances."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         run = Run(Path(folder) / "run")
         taken = run.step(first, None)
         captures, last, expected = [taken], 0, dict(run.model)

@@ -94,7 +94,7 @@ def read_state(
 ) -> pa.Table:
     """The rows of an operator's state at the version of a manifest, or those of some groups.
 
-    The columns are those of :func:`state_schema`; rows are in the order of their key groups.
+    The columns are those of :func:`state_schema`. Rows come in no order.
     """
     if operator not in manifest.operators:
         raise CheckpointNotFound(

@@ -48,6 +48,6 @@ def _phases(quick: bool) -> Iterator[Phase]:
         rows = min(_FILL, size - before)
         yield Phase("fill", -(-(size - before) // rows), rows, size, fill_from=before)
         # Long enough for the checkpoint of what was just filled in to be written.
-        yield Phase("warm up", (6 if quick else 20) * (2 if size > _FILL else 1), _ROWS, size)
-        yield Phase(case(size), 8 if quick else 20, _ROWS, size, measured=True)
+        yield Phase("warm up", (4 if quick else 20) * (2 if size > _FILL else 1), _ROWS, size)
+        yield Phase(case(size), 6 if quick else 20, _ROWS, size, measured=True)
         before = size

@@ -18,11 +18,11 @@ def run(runner: Runner) -> None:
     phases = (
         Phase("fill", 1, _KEYS, _KEYS, fill_from=0),
         Phase("warm up", 1 if quick else 3, 1_000_000, _KEYS),
-        Phase(LARGE, 4 if quick else 15, 1_000_000, _KEYS, measured=True),
-        Phase("warm up", 2, 100_000, _KEYS),
-        Phase(SMALL, 6 if quick else 20, 100_000, _KEYS, measured=True),
+        Phase(LARGE, 3 if quick else 15, 1_000_000, _KEYS, measured=True),
+        Phase("warm up", 1 if quick else 2, 100_000, _KEYS),
+        Phase(SMALL, 4 if quick else 20, 100_000, _KEYS, measured=True),
         Phase("warm up", 3, 100, _KEYS),
-        Phase(FEW, 8 if quick else 30, 100, _KEYS, measured=True),
+        Phase(FEW, 6 if quick else 30, 100, _KEYS, measured=True),
     )
     plan = replace(runner.prepare(NAME, Workload.KEYED, phases), verify=True)
     for engine in (Engine.ANABRANCH, Engine.ROCKSDB, Engine.HDFS):

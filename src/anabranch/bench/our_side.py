@@ -66,7 +66,7 @@ def _totals(folder: Path) -> Totals:
     manifest = Manifests(store).latest()
     assert manifest is not None, "a query with checkpoints stores its last version when it ends"
     rows = read_state(store, manifest, OPERATOR)
-    n, total = (pc.sum(rows[name]).as_py() for name in rows.column_names[-2:])
+    n, total = (pc.sum(rows[name]).as_py() for name in ("n_count", "total_sum"))
     return Totals(rows.num_rows, n, total)
 
 

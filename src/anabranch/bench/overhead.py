@@ -27,7 +27,7 @@ def run(runner: Runner) -> None:
     phases = (
         Phase("fill", 1, _KEYS, _KEYS, fill_from=0),
         Phase("warm up", 1, 1_000_000, _KEYS),
-        Phase(_TIMED, 10 if runner.quick else 30, 1_000_000, _KEYS, measured=True),
+        Phase(_TIMED, 8 if runner.quick else 30, 1_000_000, _KEYS, measured=True),
     )
     plan = runner.prepare(NAME, Workload.KEYED, phases)
     rounds = range(1, (2 if runner.quick else 5) + 1)

@@ -6,9 +6,10 @@ the position, so a segment is copied into a larger one without looking at any ro
 grows on its own, at a load that differs from segment to segment: a growing table rehashes a few
 segments in every batch and never many at once.
 
-``directory`` holds one word per segment (offset of its first slot << 8 | log2 of its slots, 0 if it
-has none), then the number of entries of each, then the two words of :data:`TAIL` and
-:data:`REHASHED`. ``head`` is the row records, ``width`` words each:
+``directory`` holds one word per segment (offset of its first slot << 8 | log2 of its slots; a
+segment that has none reads as slot 0 alone, which stays empty), then the number of entries of
+each, then the words of :data:`TAIL` and :data:`REHASHED`. ``head`` is the row
+records, ``width`` words each:
 ``hash, group << 2 | state, words..., start of the key's record in the heap, lengths + 1...``
 """
 
@@ -22,6 +23,7 @@ from anabranch.kernels._prefetch import prefetch
 
 Array = npt.NDArray[Any]
 
+_uint: Any = np.uint64
 _int: Any = np.int64  # as Any, so that its results count as int for the type checker
 
 SEGMENT_BITS = 10
@@ -35,9 +37,14 @@ FREE, LIVE, DEAD = 0, 1, 2
 _SHIFT = np.uint64(32 - SEGMENT_BITS)
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
+_NONE, _ONE = np.uint64(0), np.uint64(1)
+_LIVE = np.uint64(LIVE)
+_STATE = np.uint64(3)
+_OFFSET, _LOG = np.uint64(8), np.uint64(255)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LEAST_LOG = 3
 _PAGE_SLOTS = 512
+FIRST_SLOT = _PAGE_SLOTS
 _BLOCK = 32
 _LOADS = 0.375 * 2.0 ** (np.arange(SEGMENTS) / SEGMENTS)
 
@@ -50,41 +57,72 @@ def tag_of(hash_: Any) -> Any:
 
 
 @kernel
-def _equal(
-    head: Array,
-    at: int,
-    heap: Array,
-    hash_: Any,
-    words: Array,
-    starts: Array,
-    lens: Array,
-    data: Array,
-    i: int,
+def _equal_words(head: Array, at: Any, hashes: Array, words: Array, i: Any) -> Any:
+    """Whether the row record at this word of ``head`` has hash and words of key i of the batch."""
+    equal = head[at] == hashes[i]
+    for w in range(words.shape[1]):
+        equal &= head[at + _uint(2 + w)] == words[i, w]
+    return equal
+
+
+@kernel
+def _equal_parts(
+    head: Array, at: Any, heap: Array, starts: Array, lens: Array, data: Array, i: Any
 ) -> bool:
-    """Whether the row record at this word of ``head`` has key i of the batch."""
-    if head[at] != hash_:
-        return False
-    count = words.shape[1]
-    for w in range(count):
-        if head[at + 2 + w] != words[i, w]:
+    """Whether the parts that the record describes from this word on are those of key i.
+
+    Apart from :func:`_equal_words`, which is short enough to be inlined where this is not.
+    """
+    here = head[at] + _uint(8)
+    for k in range(lens.shape[1]):
+        length = _uint(lens[i, k] + 1)
+        if head[at + _uint(1 + k)] != length:
             return False
-    parts = lens.shape[1]
-    if parts == 0:
-        return True
-    at += 2 + count
-    here = _int(head[at]) + 8
-    for k in range(parts):
-        length = _int(lens[i, k])
-        if _int(head[at + 1 + k]) != length + 1:
-            return False
-        start = starts[i, k]
+        length -= _uint(length > 0)
+        start = _uint(starts[i, k])
         differ = np.uint8(0)
         for b in range(length):
             differ |= heap[here + b] ^ data[start + b]
         if differ != 0:
             return False
-        here += max(length, 0)
+        here += length
     return True
+
+
+@kernel
+def _probe(
+    slots: Array,
+    base: Any,
+    mask: Any,
+    place: Any,
+    tag: Any,
+    head: Array,
+    width: Any,
+    heap: Array,
+    hashes: Array,
+    words: Array,
+    starts: Array,
+    lens: Array,
+    data: Array,
+    i: Any,
+) -> tuple[Any, Any]:
+    """From this place on: the first empty slot, or the one with key i; and its row + 1, or 0."""
+    parts_at = _uint(2 + words.shape[1])
+    while True:
+        slot = slots[base + place]
+        if slot == _NONE:
+            return place, slot
+        row = slot & _LOW
+        at = (row - _ONE) * width
+        if (
+            slot >> _HALF == tag
+            and _equal_words(head, at, hashes, words, i)
+            and (
+                lens.shape[1] == 0 or _equal_parts(head, at + parts_at, heap, starts, lens, data, i)
+            )
+        ):
+            return place, row
+        place = (place + _ONE) & mask
 
 
 @kernel
@@ -104,72 +142,78 @@ def find(
 ) -> int:
     """Look up a batch: row or -1 into ``out``, positions of the -1 into ``missing``.
 
-    Works in small blocks, each in steps, so that the cache misses of a block overlap.
+    Works in small blocks, each in steps, so that the cache misses of a block overlap. Indices are
+    unsigned throughout: signed ones may count from the end, and finding out costs time.
     """
-    found = 0
+    found = before = 0
+    doubtful = False
     tags = np.empty(_BLOCK, np.uint64)
-    bases = np.empty(_BLOCK, np.int64)
-    masks = np.empty(_BLOCK, np.int64)
-    places = np.empty(_BLOCK, np.int64)
-    parts = lens.shape[1]
-    start_at = 2 + words.shape[1]
-    for low in range(0, hashes.shape[0], _BLOCK):
-        size = min(_BLOCK, hashes.shape[0] - low)
+    bases = np.empty(_BLOCK, np.uint64)
+    masks = np.empty(_BLOCK, np.uint64)
+    places = np.empty(_BLOCK, np.uint64)
+    rows = np.empty(_BLOCK, np.uint64)
+    step = _uint(width)
+    parts_at = _uint(2 + words.shape[1])
+    total = _uint(hashes.shape[0])
+    low = _uint(0)
+    while low < total:
+        size = min(_uint(_BLOCK), total - low)
         for j in range(size):
             tag = tag_of(hashes[low + j])
-            tags[j] = tag
-            entry = directory[_int(tag >> _SHIFT)]
-            bases[j] = entry >> 8
-            masks[j] = (1 << (entry & 255)) - 1
-            places[j] = -1
-            if entry != 0:
-                places[j] = _int(tag) & masks[j]
-                prefetch(slots, bases[j] + places[j])
+            entry = _uint(directory[tag >> _SHIFT])
+            mask = (_ONE << (entry & _LOG)) - _ONE
+            tags[j], bases[j], masks[j], places[j] = tag, entry >> _OFFSET, mask, tag & mask
+            prefetch(slots, _int((entry >> _OFFSET) + (tag & mask)))
         for j in range(size):
-            place = places[j]
-            while place >= 0:
-                slot = slots[bases[j] + place]
-                if slot == 0:
-                    place = -1
-                elif slot >> _HALF == tags[j]:
-                    prefetch(head, (_int(slot & _LOW) - 1) * width)
-                    break
-                else:
-                    place = (place + 1) & masks[j]
+            base, mask, place, tag = bases[j], masks[j], places[j], tags[j]
+            slot = slots[base + place]
+            while slot != _NONE and slot >> _HALF != tag:
+                place = (place + _ONE) & mask
+                slot = slots[base + place]
             places[j] = place
-        if parts > 0:
+            rows[j] = slot & _LOW
+            prefetch(head, _int(((slot & _LOW) - _ONE) * step))
+        if lens.shape[1] > 0:
             for j in range(size):
-                if places[j] >= 0:
-                    row = _int(slots[bases[j] + places[j]] & _LOW) - 1
-                    prefetch(heap, _int(head[row * width + start_at]) + 8)
+                if rows[j] != _NONE:
+                    prefetch(heap, _int(head[(rows[j] - _ONE) * step + parts_at]) + 8)
         for j in range(size):
-            place = places[j]
-            row = -1
-            while place >= 0:
-                slot = slots[bases[j] + place]
-                if slot == 0:
-                    break
-                if slot >> _HALF == tags[j]:
-                    here = _int(slot & _LOW) - 1
-                    if _equal(
-                        head,
-                        here * width,
-                        heap,
-                        hashes[low + j],
-                        words,
-                        starts,
-                        lens,
-                        data,
-                        low + j,
-                    ):
-                        if head[here * width + 1] & np.uint64(3) == LIVE:
-                            row = here
-                        break
-                place = (place + 1) & masks[j]
-            out[low + j] = row
-            if row < 0:
-                missing[found] = low + j
+            i = low + j
+            at = (rows[j] - _ONE) * step
+            if (
+                rows[j] != _NONE
+                and _equal_words(head, at, hashes, words, i)
+                and (
+                    lens.shape[1] == 0
+                    or _equal_parts(head, at + parts_at, heap, starts, lens, data, i)
+                )
+                and head[at + _ONE] & _STATE == _LIVE
+            ):
+                out[i] = _int(rows[j]) - 1
+            else:
+                out[i] = -1
+                missing[found] = i
                 found += 1
+                if rows[j] != _NONE:
+                    doubtful = True
+        if doubtful:
+            # The first key with this tag was another, or it is dead: look on behind it.
+            found = before
+            doubtful = False
+            for j in range(size):
+                i = low + j
+                if out[i] < 0 and rows[j] != _NONE:
+                    _, row = _probe(
+                        slots, bases[j], masks[j], places[j], tags[j],
+                        head, step, heap, hashes, words, starts, lens, data, i,
+                    )  # fmt: skip
+                    if row != _NONE and head[(row - _ONE) * step + _ONE] & _STATE == _LIVE:
+                        out[i] = _int(row) - 1
+                if out[i] < 0:
+                    missing[found] = i
+                    found += 1
+        before = found
+        low += size
     return found
 
 
@@ -250,20 +294,13 @@ def insert(
             entry = directory[segment]
             size = 1 << log
         base = entry >> 8
-        place = _int(tag) & (size - 1)
-        row = -1
-        while True:
-            slot = slots[base + place]
-            if slot == 0:
-                break
-            if slot >> _HALF == tag:
-                here = _int(slot & _LOW) - 1
-                if _equal(head, here * width, heap, hashes[i], words, starts, lens, data, i):
-                    row = here
-                    break
-            place = (place + 1) & (size - 1)
+        spot, hit = _probe(
+            slots, _uint(base), _uint(size - 1), tag & _uint(size - 1), tag,
+            head, _uint(width), heap, hashes, words, starts, lens, data, _uint(i),
+        )  # fmt: skip
+        place, row = _int(spot), _int(hit) - 1
         if row >= 0:
-            if head[row * width + 1] & np.uint64(3) == DEAD:
+            if head[row * width + 1] & _STATE == DEAD:
                 revived[cursor[5]] = row
                 cursor[5] += 1
         else:
@@ -361,11 +398,18 @@ def retarget(
 
 
 @kernel
+def clear(directory: Array) -> None:
+    """Make an empty index. Segments without slots share the first one, which stays empty."""
+    directory[:] = 0
+    directory[TAIL] = FIRST_SLOT
+
+
+@kernel
 def plan(directory: Array, head: Array, width: int, rows: int) -> int:
     """Lay out an empty index with room for all rows that are not free. Returns its slots."""
-    directory[:] = 0
+    clear(directory)
     for row in range(rows):
-        if head[row * width + 1] & np.uint64(3) != FREE:
+        if head[row * width + 1] & _STATE != FREE:
             directory[SEGMENTS + _int(tag_of(head[row * width]) >> _SHIFT)] += 1
     for wide in (True, False):  # segments of a page and more first: they start at a page
         for segment in range(SEGMENTS):
@@ -383,7 +427,7 @@ def plan(directory: Array, head: Array, width: int, rows: int) -> int:
 def fill(slots: Array, directory: Array, head: Array, width: int, rows: int) -> None:
     """Enter all rows that are not free into the index that :func:`plan` laid out."""
     for row in range(rows):
-        if head[row * width + 1] & np.uint64(3) != FREE:
+        if head[row * width + 1] & _STATE != FREE:
             tag = tag_of(head[row * width])
             entry = directory[_int(tag >> _SHIFT)]
             mask = (1 << (entry & 255)) - 1
@@ -397,15 +441,22 @@ def fill(slots: Array, directory: Array, head: Array, width: int, rows: int) -> 
 def shrink(
     slots: Array, slot_limit: int, directory: Array, first: int, last: int, outgrown: Array
 ) -> int:
-    """Halve the sparse ones among some segments. Returns the pairs written to ``outgrown``."""
+    """Give fewer slots to the sparse ones among some segments of more than a page.
+
+    Returns the pairs written to ``outgrown``.
+    """
     count = 0
     for segment in range(first, last):
         entry = directory[segment]
-        log = entry & 255
-        sparse = directory[SEGMENTS + segment] < 0.25 * _LOADS[segment] * (1 << log)
-        if log > _LEAST_LOG and sparse and directory[TAIL] + (2 << log) <= slot_limit:
-            _resize(slots, directory, segment, log - 1)
+        old = entry & 255
+        log = old
+        while (1 << log) > _PAGE_SLOTS and directory[SEGMENTS + segment] < 0.4 * _LOADS[segment] * (
+            1 << log
+        ):
+            log -= 1
+        if log < old and directory[TAIL] + (2 << log) <= slot_limit:
+            _resize(slots, directory, segment, log)
             outgrown[count, 0] = entry >> 8
-            outgrown[count, 1] = (entry >> 8) + (1 << log)
+            outgrown[count, 1] = (entry >> 8) + (1 << old)
             count += 1
     return count

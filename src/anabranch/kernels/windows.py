@@ -198,3 +198,16 @@ def free_slots(owners: Array, bounds: Array, used_owners: Array, used_slots: Arr
         out[i] = slot
         following[o] = slot + 1
     return out
+
+
+@kernel
+def settle(
+    bounds: Array, untils: Array, keys: Array, owners: Array, slots: Array, ends: Array
+) -> None:
+    """Tell the first row of each key the slots now in use, and the latest end of a session."""
+    for o in range(keys.shape[0]):
+        bounds[keys[o]] = 0
+    for i in range(owners.shape[0]):
+        row = keys[owners[i]]
+        bounds[row] = max(bounds[row], slots[i] + 1)
+        untils[row] = max(untils[row], ends[i])

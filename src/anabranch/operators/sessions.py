@@ -209,10 +209,7 @@ class SessionAggregate(Operator):
         ends[rewritten] = joint_ends[changed]
         new = rewritten[kernels.opened(status, rewritten)]
         state.set_timer(new, ends[new])
-        np.maximum.at(untils, keys[joint_owners], joint_ends)
-        highest = np.zeros(len(keys), np.int32)
-        np.maximum.at(highest, joint_owners, (joint_slots + 1).astype(np.int32))
-        bounds[keys] = highest
+        kernels.settle(bounds, untils, keys, joint_owners, joint_slots, joint_ends)
         return joint_rows[joint[len(session_rows) :]]
 
     def _close(self, state: State, watermark: int) -> Rows | None:

@@ -163,6 +163,6 @@ def windowed(
             window, aggregates, mode=mode, watermark_delay=delay, allowed_lateness=lateness
         )
     raise PlanError(
-        f"window: {window!r} is not a window; use ab.tumbling, ab.sliding, ab.session "
+        f"window: {window!r} is not a window; use ab.tumbling, ab.sliding, ab.session_window "
         "or ab.count_window"
     )

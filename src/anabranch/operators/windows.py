@@ -49,7 +49,7 @@ class TimeWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Windows that last as long as rows keep coming; made by :func:`session`."""
+    """Windows that last as long as rows keep coming; made by :func:`session_window`."""
 
     gap: int
     on: str

@@ -1,4 +1,4 @@
-"""The daemon that Python workers are forked from, with the slow imports already done.
+"""The daemon that Python workers are forked from, with the slow part of their start behind it.
 
 Set with ``spark.python.daemon.module=anabranch.spark.daemon``; :func:`anabranch.session` does.
 """
@@ -6,6 +6,8 @@ Set with ``spark.python.daemon.module=anabranch.spark.daemon``; :func:`anabranch
 from pyspark import daemon
 
 import anabranch.spark.task  # noqa: F401  imported here so that every forked worker has it
+from anabranch.spark.warm import warm
 
 if __name__ == "__main__":
+    warm()
     daemon.manager()

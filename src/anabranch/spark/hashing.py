@@ -121,17 +121,16 @@ def _normalised(column: Column, kind: DataType) -> Column:
 
 def _sorted_entries(column: Column, kind: MapType) -> Column:
     entries = F.map_entries(column)
+
+    def place(entry: Column, i: Column) -> Column:
+        return F.struct(_normalised(entry["key"], kind.keyType).alias("key"), i.alias("i"))
+
+    def entry_at(place: Column) -> Column:
+        value = F.get(entries, place["i"])["value"]
+        return F.struct(place["key"], _normalised(value, kind.valueType).alias("value"))
+
     # Values may be maps, which have no order: what is sorted are keys with their positions.
-    order = F.array_sort(
-        F.transform(entries, lambda entry, i: F.struct(entry["key"].alias("key"), i.alias("i")))
-    )
-    return F.transform(
-        order,
-        lambda at: F.struct(
-            _normalised(at["key"], kind.keyType).alias("key"),
-            _normalised(F.get(entries, at["i"])["value"], kind.valueType).alias("value"),
-        ),
-    )
+    return F.transform(F.array_sort(F.transform(entries, place)), entry_at)
 
 
 def _hashable(column: Column, kind: DataType) -> Column:

@@ -73,13 +73,13 @@ def follow(links: Sequence[Link]) -> Chain:
         raise CheckpointError("there are no captures, or none of any key group")
     versions, bases = (np.unique(given[list(groups)]).tolist() for given in (at, since))
     if len(versions) > 1 or len(bases) > 1:
-        told = {"from": since, "to": at}
         parts = [
-            f"{way} {v}: groups {KeyGroups.of(np.flatnonzero(given == v))}"
-            for way, given in told.items()
-            for v in np.unique(given[list(groups)])
+            f"{way} {'the beginning' if v == _FULL else v} for groups "
+            f"{KeyGroups.of(np.flatnonzero(given == v))}"
+            for way, given, found in (("from", since, bases), ("to", at, versions))
+            for v in found
         ]
-        raise CheckpointError(f"the captures are not all of the same versions: {parts}")
+        raise CheckpointError(f"the captures are not all of the same versions: {', '.join(parts)}")
     return Chain(Version(versions[0]), None if bases == [_FULL] else Version(bases[0]), groups)
 
 

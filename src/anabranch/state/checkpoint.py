@@ -2,7 +2,7 @@
 
 Any Arrow reader can open the file as a stream; what is behind the end of the stream is ours::
 
-    Arrow stream   the rows, in the order of their key groups; a JSON header in the schema metadata
+    Arrow stream   the rows; a JSON header in the metadata of the schema
     8 bytes        length of the stream, little endian
     16 bytes       mark and format number
     8 bytes        xxh3_64 of everything before, little endian

@@ -27,6 +27,7 @@ PAGE = 4096
 HEADER_BYTES = 1 << 16
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 _LEAST_STEP = 1 << 15
+_LEAST_ITEMS = 1 << 12
 _GREATEST_STEP = 1 << 25
 
 
@@ -107,12 +108,24 @@ class Arena:
             self._allocated[self._at[name]] = self._extend(name, have, end, wrap=True)
 
     def shrink(self, name: str, items: int) -> None:
-        """Give back what is allocated beyond this many items; it reads as zeros when regrown."""
+        """Give back what is allocated beyond this many items."""
         size = self.regions[name].item_bytes
         low, high = _up(items * size), _up(self.allocated(name) * size)
         if low < high:
             self._allocated[self._at[name]] = low // size
             self._remove(self._offsets[name] + low, high - low)
+
+    def trim(self, name: str, items: int) -> None:
+        """Give back what is allocated if it is much more than this many items."""
+        if self.allocated(name) > 4 * max(items, _LEAST_ITEMS):
+            self.shrink(name, 2 * items)
+
+    def clear(self, name: str) -> None:
+        """Give back an array as a whole; it reads as zeros when it has grown again."""
+        region = self.regions[name]
+        self._allocated[self._at[name]] = 0
+        # All that it could ever have: a process may have died between these two steps before.
+        self._remove(self._offsets[name], _up(region.items * region.item_bytes))
 
     def forget(self, name: str, first: int, last: int) -> None:
         """Give back the whole pages between two items."""
@@ -153,14 +166,14 @@ class Arena:
     def _extend(self, name: str, have: int, items: int, *, wrap: bool) -> int:
         region = self.regions[name]
         size, offset = region.item_bytes, self._offsets[name]
-        # A ring must not run into its own beginning.
-        most = region.items + (int(self._released[self._at[name]]) if wrap else 0)
+        released = int(self._released[self._at[name]]) if wrap else 0
+        most = released + region.items  # a ring must not run into its own beginning
         if items > most:
             raise StateFull(
                 f"the state table in {self.path.parent} cannot have more than "
                 f"{region.items} items of {name!r}: use more instances"
             )
-        slack = min(max(_LEAST_STEP, (items - have) * size, items * size // 8), _GREATEST_STEP)
+        slack = min(max(_LEAST_STEP, (items - released) * size // 8), _GREATEST_STEP)
         for more in (slack, 0):
             goal = min(_up(items * size + more) // size, most)
             try:

@@ -20,6 +20,8 @@ row is in a checkpoint: a key that comes again gets its row back."""
 
 _SLOTS, _DIRECTORY = "index slots", "index directory"
 _SHRINK_AT_ONCE = 64
+_REBUILD_ROWS = 1 << 17
+"""An index of so few rows is made anew in a few milliseconds."""
 _SPARSE_SLOTS = 1 << 16
 """A smaller index is left as it is."""
 
@@ -44,6 +46,8 @@ class Index:
     def allocate(self) -> None:
         """Take the room that even an empty index needs."""
         self._arena.ensure(_DIRECTORY, kernels.DIRECTORY_WORDS)
+        self._arena.ensure(_SLOTS, kernels.FIRST_SLOT)
+        kernels.clear(self._directory)
 
     @property
     def rehashed(self) -> int:
@@ -117,7 +121,7 @@ class Index:
 
     def rebuild(self, rows: int) -> None:
         """Make the index anew from the records of all rows that are not free."""
-        self._arena.shrink(_SLOTS, 0)
+        self._arena.clear(_SLOTS)
         slots = kernels.plan(self._directory, self._head, self._width, rows)
         self._arena.ensure(_SLOTS, slots)
         kernels.fill(self._slots, self._directory, self._head, self._width, rows)
@@ -126,8 +130,11 @@ class Index:
         """Whether it has many more slots than it needs."""
         return self._size() > max(_SPARSE_SLOTS, 16 * entries)
 
-    def shrink(self, turn: int) -> None:
-        """Make some segments smaller; another ``turn`` looks at others."""
+    def shrink(self, turn: int, entries: int, rows: int) -> None:
+        """Make the index smaller, or some segments of a large one: another ``turn`` does others."""
+        if max(entries, rows) < _REBUILD_ROWS:
+            self.rebuild(rows)
+            return
         first = turn * _SHRINK_AT_ONCE % kernels.SEGMENTS
         last = first + _SHRINK_AT_ONCE
         self._make_room_for(int(self._sizes()[first:last].sum()))

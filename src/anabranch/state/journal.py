@@ -15,7 +15,6 @@ from anabranch.state.header import Header
 Array = npt.NDArray[Any]
 
 _ROWS, _STATES, _UNDO = "journal rows", "journal states", "undo"
-_KEEP_ITEMS = 1 << 16
 
 
 class Journal:
@@ -71,9 +70,8 @@ class Journal:
         """Drop all images, and memory that the last version had no use for."""
         used = self._header.images
         self._header.images = 0
-        if self._arena.allocated(_ROWS) > 8 * max(used, _KEEP_ITEMS):
-            for name in (_ROWS, _STATES, *(name for name, _, _ in self._columns)):
-                self._arena.shrink(name, 2 * used)
+        for name in (_ROWS, _STATES, *(name for name, _, _ in self._columns)):
+            self._arena.trim(name, used)
 
 
 class UndoLog:
@@ -108,4 +106,5 @@ class UndoLog:
 
     def clear(self) -> None:
         """Start anew."""
+        self._arena.trim(_UNDO, self._header.undos)
         self._header.undos = 0

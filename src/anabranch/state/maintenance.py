@@ -49,8 +49,9 @@ def run(storage: Storage, counters: Counters) -> None:
     for which in range(len(storage.heaps)):
         if storage.heaps[which].needs_cleaning(counters.heaps[which]):
             clean(storage, counters, which, _CLEAN_BYTES + 4 * counters.appended)
-    if storage.index.is_sparse(counters.live + counters.dead):
-        storage.index.shrink(counters.version)
+    entries = counters.live + counters.dead
+    if storage.index.is_sparse(entries):
+        storage.index.shrink(counters.version, entries, counters.rows)
 
 
 def give_back(storage: Storage, counters: Counters) -> None:
@@ -59,6 +60,7 @@ def give_back(storage: Storage, counters: Counters) -> None:
         heap.release(its)
     if storage.capacity() > 2 * counters.rows + _COMPACT_FROM:
         storage.shrink_rows(counters.rows + counters.rows // 4)
+    storage.trim_lists(counters)
 
 
 def move_lists_down(storage: Storage, counters: Counters) -> None:

@@ -25,7 +25,7 @@ def partition(
 ) -> dict[int, list[Capture]]:
     """The captures that each instance needs to have the state of its groups, oldest first.
 
-    Only slices are made; no row is copied. Every group must be in the captures.
+    Every group must be in the captures.
     """
     parts: dict[int, list[Capture]] = {}
     for instance, groups in routing.items():
@@ -57,9 +57,6 @@ def merge(captures: Sequence[Capture]) -> Capture:
             raise CheckpointError(f"{other!r} and {first!r} are not of the same operator")
     found = newest_rows(captures, keep_deleted=chain.base is not None)
     rows = pa.concat_tables([capture.rows for capture in found])
-    if len(found) > 1:
-        of_rows = rows.column(first.schema.key_count + 1).to_numpy()
-        rows = rows.take(pa.array(np.argsort(of_rows, kind="stable")))
     return Capture(
         first.operator, first.instance, chain.version, chain.base, chain.groups, first.schema, rows
     )

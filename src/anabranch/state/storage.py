@@ -153,6 +153,12 @@ class Storage:
         array[to : to + len(rows)] = rows
         return to + len(rows)
 
+    def trim_lists(self, counters: Counters) -> None:
+        """Give back what the lists no longer need."""
+        self.arena.trim(_FREE, counters.free)
+        self.arena.trim(_DIRTY, counters.dirty_to)
+        self.arena.trim(_QUEUE, counters.queue_to)
+
     def states(self, rows: Array) -> Array:
         """The state of each row."""
         return self.infos(rows) & np.uint64(3)
@@ -250,12 +256,12 @@ def _check(folder: Path, layout: TableLayout, heaps: int) -> None:
     """Look at the header alone: the size of the rest depends on what it says."""
     try:
         with (folder / FILE).open("rb") as file:
-            words = np.frombuffer(file.read(HEADER_BYTES), np.int64)
+            data = file.read(HEADER_BYTES)
     except FileNotFoundError as error:
         raise StateMissing(f"there is no state table in {folder}") from error
-    if len(words) * 8 != HEADER_BYTES:
+    if len(data) < HEADER_BYTES:
         raise StateMissing(f"{folder / FILE} is too short to be a state table")
-    Header(words, heaps).check_layout(folder, layout.fingerprint(), str(layout))
+    Header(np.frombuffer(data, np.int64), heaps).check_layout(folder, layout.fingerprint(), str(layout))
 
 
 def remove(folder: Path) -> None:

@@ -72,13 +72,18 @@ class StateTable:
 
     def close(self) -> None:
         """Let go of the file. Arrays that were handed out stay readable."""
-        if self._storage.__dict__:
+        if not self.closed:
             self._storage.close()
         self._changes = None
 
     def replaced(self) -> bool:
         """Whether the folder has another table by now, or none."""
         return not self._storage.arena.is_at(self.folder / FILE)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the table was closed."""
+        return not self._storage.__dict__
 
     def destroy(self) -> None:
         """Close the table and delete it."""

@@ -1,0 +1,67 @@
+"""Compiling, or loading, the kernels that nearly every query uses, before the first row comes.
+
+The first use of a kernel on a machine compiles it, which takes seconds; later processes load it
+from a cache on disk. Python workers are forked from a daemon that has called :func:`warm`, so that
+they start with the kernels in memory. ``python -m anabranch.spark.warm`` fills the cache.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from anabranch.operators.aggregates import count, sum
+from anabranch.operators.context import Context
+from anabranch.operators.operator import Operator
+from anabranch.operators.rows import Rows
+from anabranch.operators.running import RunningAggregate
+from anabranch.operators.windowed import windowed
+from anabranch.operators.windows import tumbling
+from anabranch.state.capture import capture
+from anabranch.state.groups import KeyGroups
+from anabranch.state.keys import KeyLayout
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.state.view import State
+from anabranch.units import Version
+
+_ROWS = 64
+
+
+def warm() -> None:
+    """Run two common operators over a few batches in a folder that is gone afterwards."""
+    aggregates = {"n": count(), "total": sum("x")}
+    window = windowed(tumbling(1, on="at"), aggregates, mode="append", delay=0, lateness=0)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": [f"key {number % 9}" for number in range(_ROWS)],
+            "at": pa.array(np.arange(_ROWS) * 100_000, pa.timestamp("us", tz="UTC")),
+            "x": np.arange(_ROWS),
+        }
+    )
+    rows = Rows(batch, (np.arange(_ROWS) % 9).astype(np.uint64))
+    with tempfile.TemporaryDirectory() as folder:
+        for number, operator in enumerate((RunningAggregate(aggregates), window)):
+            _run(operator.bind(batch.schema, ["key"]), rows, Path(folder) / str(number))
+
+
+def _run(operator: Operator, rows: Rows, folder: Path) -> None:
+    key = KeyLayout([rows.schema.field("key")], operator.sub_keys, 128)
+    table = StateTable.create(folder, TableLayout(key, operator.state, operator.timers))
+    for batch in range(3):
+        with table.lock(timeout=1):
+            table.begin(Version(batch), batch)
+            context = Context(Version(batch), 0, ("key",), watermark=batch * 3_000_000)
+            state = State(table, ("key",))
+            operator.process(rows, state, context)
+            operator.finish(state, context)
+            capture(table, "warm", 0, groups=KeyGroups.all(128), base=Version(batch - 1))
+            table.mark_clean()
+            table.finish()
+    table.close()
+
+
+if __name__ == "__main__":
+    warm()
