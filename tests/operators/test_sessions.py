@@ -79,7 +79,7 @@ def check_state(state: list[Row], model: Model) -> None:
     assert {row["k"] for row in kept} <= {row["k"] for row in state if row["window_slot"] == 0}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     batches=batches_of(rows),
     chunk=st.integers(1, 5),
@@ -165,6 +165,16 @@ def test_rows_exactly_the_gap_apart_are_one_session_as_in_spark(tmp_path) -> Non
         (moment(0), 2),
         (moment(21), 1),
     ]
+
+
+def test_a_vacant_slot_starts_from_nothing(tmp_path) -> None:
+    """The session of slot 0 ends before a later one, and then an earlier one takes its place."""
+    times: list[list[int]] = [[0, 1], [20], [], [13], [60], []]
+    batches = timed([[{"k": "a", "t": t, "x": 1.0, "s": str(t)} for t in ts] for ts in times])
+    operator = SessionAggregate(SessionWindow(5, "at"), AGGREGATES, watermark_delay=10)
+    result = run(operator, ["k"], arrow(batches, SCHEMA), tmp_path, repeat=True)
+    came_out = [(row["window_start"], row["n"], row["first_s"]) for row in result.rows]
+    assert came_out == [(moment(0), 2, "0"), (moment(13), 1, "13"), (moment(20), 1, "20")]
 
 
 @pytest.mark.parametrize("lateness", [0, 10])

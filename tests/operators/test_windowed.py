@@ -40,6 +40,8 @@ WANTED = {
     "min_s": ("min", "s"),
     "max_x": ("max", "x"),
     "first_s": ("first", "s"),
+    "first_x": ("first", "x"),
+    "last_s": ("last", "s"),
     "last_x": ("last", "x"),
 }
 AGGREGATES = {

@@ -115,16 +115,16 @@ def test_refused(rides: ab.Stream, tmp_path: Path, case: str) -> None:
 
 
 def test_a_batch_frame_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ab.PlanError, match="spark.readStream"):
+    with pytest.raises(ab.PlanError, match=r"spark\.readStream"):
         ab.stream(spark.range(3))
 
 
 def test_a_changed_query_is_refused(rides: ab.Stream, tmp_path: Path) -> None:
     counted(rides).to_memory("out").start(tmp_path / "ck", available_now=True).await_termination()
     other = rides.key_by("word").aggregate(name="counter", n=ab.count(), most=ab.max("n"))
-    with pytest.raises(ab.SchemaChanged, match="operator 'counter': columns was .* and is .* now"):
+    with pytest.raises(ab.SchemaChanged, match=r"operator 'counter': columns was .* and is .* now"):
         other.to_memory("out").start(tmp_path / "ck")
-    with pytest.raises(ab.SchemaChanged, match="key_groups was 128 .* is 64"):
+    with pytest.raises(ab.SchemaChanged, match=r"key_groups was 128 .* is 64"):
         rides.key_by("word").aggregate(name="counter", n=ab.count(), key_groups=64).to_memory(
             "out"
         ).start(tmp_path / "ck")

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch.errors import PlanError
-from anabranch.spark.hashing import key_hash, normalised
+from anabranch.spark.hashing import KeyHash
 from anabranch.state.keys import KeyLayout
 
 pytestmark = pytest.mark.spark
@@ -70,8 +70,8 @@ def groups_by_spark(frame: DataFrame, keys: list[str]) -> set[tuple[int, ...]]:
 
 def groups_by_us(frame: DataFrame, keys: list[str]) -> set[tuple[int, ...]]:
     """Row ids by stored key; rows of one key must also have one hash."""
-    frame = normalised(frame, keys)
-    table = frame.select("id", *keys, key_hash(frame, keys).alias("hash")).toArrow()
+    frame = KeyHash(frame.schema, keys).normalised(frame)
+    table = frame.select("id", *keys, KeyHash(frame.schema, keys).column.alias("hash")).toArrow()
     assert not isinstance(table, pa.RecordBatch)
     (batch,) = table.combine_chunks().to_batches()
     layout = KeyLayout([batch.schema.field(name) for name in keys])
@@ -101,7 +101,7 @@ def frame_of(spark: SparkSession, kinds: list[str], rows: list[tuple[Any, ...]])
 def test_the_same_rows_are_one_key_as_in_spark(spark: SparkSession, kind: str) -> None:
     frame = frame_of(spark, [kind], [(value,) for value in NASTY[kind]])
     assert groups_by_us(frame, ["k0"]) == groups_by_spark(frame, ["k0"])
-    assert normalised(frame, ["k0"]).dtypes == frame.dtypes
+    assert KeyHash(frame.schema, ["k0"]).normalised(frame).dtypes == frame.dtypes
 
 
 def test_keys_of_several_columns(spark: SparkSession) -> None:
@@ -162,20 +162,23 @@ def test_a_user_sees_keys_as_spark_shows_them(spark: SparkSession) -> None:
     frame = frame_of(
         spark, ["array<double>", "map<string,double>"], [([-0.0], {"b": 1.0, "a": -0.0})]
     )
-    (row,) = normalised(frame, ["k0", "k1"]).collect()
+    (row,) = KeyHash(frame.schema, ["k0", "k1"]).normalised(frame).collect()
     assert str(row.k0) == "[0.0]"
     assert str(row.k1) == "{'a': 0.0, 'b': 1.0}"
 
 
 def test_a_frame_with_nothing_to_change_is_left_alone(spark: SparkSession) -> None:
     frame = frame_of(spark, ["string", "double"], [("a", 1.0)])
-    assert normalised(frame, ["k0"]) is frame
+    assert KeyHash(frame.schema, ["k0"]).normalised(frame) is frame
 
 
 def test_names_with_dots_and_quotes(spark: SparkSession) -> None:
     frame = spark.range(1).select("id", F.lit(-0.0).alias("a.`b"))
-    frame = normalised(frame, ["a.`b"])
-    assert str(frame.select(F.col("`a.``b`"), key_hash(frame, ["a.`b"])).collect()[0][0]) == "0.0"
+    frame = KeyHash(frame.schema, ["a.`b"]).normalised(frame)
+    assert (
+        str(frame.select(F.col("`a.``b`"), KeyHash(frame.schema, ["a.`b"]).column).collect()[0][0])
+        == "0.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_names_with_dots_and_quotes(spark: SparkSession) -> None:
 def test_types_that_cannot_be_keys(spark: SparkSession, expression: str, message: str) -> None:
     frame = spark.sql(f"select {expression} as colour")
     with pytest.raises(PlanError, match=f"cannot key by 'colour' .*{message}"):
-        normalised(frame, ["colour"])
+        KeyHash(frame.schema, ["colour"]).normalised(frame)
 
 
 def test_a_user_defined_type_is_refused(spark: SparkSession) -> None:
@@ -201,7 +204,7 @@ def test_a_user_defined_type_is_refused(spark: SparkSession) -> None:
 
     frame = spark.createDataFrame([(ExamplePoint(1.0, 2.0),)], ["point"])
     with pytest.raises(PlanError, match="user-defined type"):
-        normalised(frame, ["point"])
+        KeyHash(frame.schema, ["point"]).normalised(frame)
 
 
 def test_an_unknown_column_is_named(spark: SparkSession) -> None:

@@ -58,13 +58,15 @@ class FileStore:
     """A store in a folder of a file system; :meth:`Files.open` makes one.
 
     Where a file can be seen before it is whole, it is written under another name first and then
-    renamed; on a local disk it is flushed before that. Object stores show only whole objects.
-    Files that a killed process left half written are never listed, and are removed when they are
-    an hour old.
+    renamed; on a local disk it is flushed before that, unless ``flush`` is false: what was stored
+    last may then be lost, or be empty, after a power failure. Object stores show only whole
+    objects. Files that a killed process left half written are never listed, and are removed when
+    they are an hour old.
     """
 
-    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+    def __init__(self, filesystem: fs.FileSystem, root: str, *, flush: bool = True) -> None:
         self._fs = filesystem
+        self._flushes = flush
         self._root = root.rstrip("/")
         self._local = isinstance(filesystem, fs.LocalFileSystem)
         self._swept = False
@@ -161,7 +163,7 @@ class FileStore:
 
     def _flush(self, path: str) -> None:
         """Wait until a local file or folder is on the disk: a rename alone is no promise."""
-        if not self._local:
+        if not self._local or not self._flushes:
             return
         descriptor = os.open(path, os.O_RDONLY)
         try:

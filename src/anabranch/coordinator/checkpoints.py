@@ -7,19 +7,21 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest, Part, part_name
+from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest, Part
+from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.checkpointing.policy import Checkpointing, Situation
 from anabranch.coordinator.commits import Commit
 from anabranch.coordinator.retries import again
 from anabranch.spark.task import CaptureOrder
 from anabranch.state.capture import Capture, CheckpointSchema
-from anabranch.state.checkpoint import checksum, read, write
+from anabranch.state.checkpoint import read
 from anabranch.state.partition import merge
 from anabranch.units import NO_VERSION, Version
 
@@ -112,7 +114,7 @@ class Checkpoints:
         """Store full captures now, and wait for it."""
         self.wait()
         parts = {
-            name: [self._put(capture, write(capture)) for capture in of]
+            name: [again(partial(back_up, self._store, capture)) for capture in of]
             for name, of in captures.items()
         }
         self._publish(commit, parts)
@@ -149,27 +151,12 @@ class Checkpoints:
                 with pa.memory_map(file) as mapped:
                     data = mapped.read_buffer()
                     capture = read(data, name=file)
-                    parts[name].append(self._put(capture, data))
+                    parts[name].append(again(partial(back_up, self._store, capture, data)))
         self._publish(taken.commit, parts)
         for files in taken.files.values():
             for file in files:
                 Path(file).unlink(missing_ok=True)
         self._shorten(taken.commit)
-
-    def _put(self, capture: Capture, data: pa.Buffer) -> Part:
-        full, digest = capture.base is None, checksum(data)
-        name = part_name(capture.operator, capture.instance, capture.version, full, digest)
-        again(lambda: self._store.put(name, data))
-        return Part(
-            name,
-            capture.instance,
-            capture.version,
-            capture.base,
-            capture.groups,
-            capture.rows.num_rows,
-            data.size,
-            digest,
-        )
 
     def _publish(self, commit: Commit, parts: Mapping[str, list[Part]]) -> None:
         """Make a version exist whose files are all stored, and drop the oldest."""
@@ -197,10 +184,10 @@ class Checkpoints:
         parts: dict[str, list[Part]] = {}
         for name, of in chains.items():
             parts[name] = []
+            operator = manifest.operators[name]
             for chain in of.values():
-                captures = [read(self._store.get(part.name), name=part.name) for part in chain]
-                merged = merge(captures)
-                parts[name].append(self._put(merged, write(merged)))
+                merged = merge(retrieve(self._store, replace(operator, parts=tuple(chain))))
+                parts[name].append(again(partial(back_up, self._store, merged)))
         self._publish(commit, parts)
 
 

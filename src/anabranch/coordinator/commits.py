@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 
 from anabranch.backup.store import BackupStore
@@ -10,6 +11,7 @@ from anabranch.coordinator.watermarks import Times, Watermarks
 from anabranch.errors import CheckpointCorrupt
 from anabranch.units import NO_VERSION, Version
 
+_log = logging.getLogger("anabranch")
 _FOLDER = "commits/"
 
 
@@ -33,7 +35,7 @@ class Commit:
             return cls(Version(int(value["version"])), times)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointCorrupt(
-                f"{name}: not a commit ({error}); delete it to go back one batch"
+                f"{name}: not a commit, going back to the one before: {error}"
             ) from error
 
     @property
@@ -55,11 +57,15 @@ class CommitLog:
 
     def latest(self) -> Commit:
         """The last committed batch."""
-        names = self._store.list(_FOLDER)
-        if not names:
-            return NOTHING
-        text = self._store.get(names[-1]).to_pybytes().decode("utf-8", "replace")
-        return Commit.from_json(text, names[-1])
+        for name in reversed(self._store.list(_FOLDER)):
+            text = self._store.get(name).to_pybytes().decode("utf-8", "replace")
+            try:
+                return Commit.from_json(text, name)
+            except CheckpointCorrupt as error:
+                # Commits are not flushed one by one; a power failure can spoil the last ones. What
+                # they said is computed again from a checkpoint.
+                _log.warning("%s", error)
+        return NOTHING
 
     def append(self, commit: Commit) -> None:
         """Commit a batch. When this returns, the batch is done for good."""

@@ -23,6 +23,7 @@ from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark.logs import SparkLogs
 from anabranch.spark.reports import Report, Reports
 from anabranch.spark.session import tune
+from anabranch.spark.shuffle import Router
 from anabranch.spark.sinks.sink import Delivery
 from anabranch.spark.task import CaptureOrder, OperatorTask
 from anabranch.state.groups import Routing
@@ -67,6 +68,12 @@ class Coordinator:
         self._reports = Reports(spark.sparkContext)
         self._first = True
         self._tuned: SparkSession | None = None
+        self._routers = {
+            node: Router(
+                bound.frame, bound.keys, running.routing[bound.name], ordered=bound.ordered
+            )
+            for node, bound in running.bounds.items()
+        }
         self._operators = {bound.name: bound.operator for bound in running.bounds.values()}
 
     def run_batch(self, frame: DataFrame, batch: int) -> None:
@@ -153,7 +160,7 @@ class Coordinator:
                     groups=self.running.routing[bound.name].owners,
                     capture=order,
                 ),
-                self.running.routing[bound.name],
+                self._routers[node],
             )
             for node, bound in self.running.bounds.items()
         }

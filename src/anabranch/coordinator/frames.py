@@ -15,12 +15,11 @@ from pyspark.sql.types import StructField, StructType
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Node, Output, Plan, Side, Source, Stateful, Transform
 from anabranch.spark.reports import Reports
-from anabranch.spark.shuffle import both_sides, routed
+from anabranch.spark.shuffle import Router, both_sides
 from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
 from anabranch.spark.sources import separate
 from anabranch.spark.task import LATE, OperatorTask
 from anabranch.spark.types import spark_schema
-from anabranch.state.groups import Routing
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Step:
 
     bound: Bound
     task: OperatorTask
-    routing: Routing
+    router: Router
 
 
 class Frames:
@@ -113,7 +112,7 @@ class Frames:
         node = step.bound.node
         frames = [self._frame(before) for before in node.inputs]
         frame = frames[0] if len(frames) == 1 else both_sides(frames, node.keys)
-        return routed(frame, step.bound.keys, step.routing, ordered=step.bound.ordered)
+        return step.router.routed(frame)
 
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
         consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Side)]

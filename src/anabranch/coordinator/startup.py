@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.backup.files import Files
+from anabranch.backup.files import Files, FileStore
 from anabranch.backup.manifests import Manifest
+from anabranch.backup.parts import retrieve
 from anabranch.backup.store import Backup, BackupStore
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import identity, rewind
@@ -18,12 +19,11 @@ from anabranch.coordinator.coordinator import Running
 from anabranch.coordinator.identity import DriverLock, Identity
 from anabranch.coordinator.rewind import Rewind
 from anabranch.coordinator.tables import Tables
-from anabranch.places import absolute, is_local
+from anabranch.places import absolute, is_local, resolve
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark.logs import SparkLogs
 from anabranch.state.capture import CheckpointSchema
-from anabranch.state.checkpoint import read
 from anabranch.state.groups import Routing
 from anabranch.state.partition import partition
 from anabranch.units import Version
@@ -37,6 +37,8 @@ class Place:
 
     folder: str
     store: BackupStore
+    log: BackupStore
+    """The same folder, for what may be lost with the machine's power: it can be done again."""
     backup: BackupStore
     state: Path
 
@@ -45,10 +47,13 @@ class Place:
         """Open a checkpoint folder, with the backups in it unless a store is given."""
         place = absolute(folder)
         store = Files(place).open()
+        log = FileStore(*resolve(place), flush=False)
         if state is None:
             memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
             state = memory / "anabranch"
-        return cls(place, store, store if backup is None else backup.open(), Path(state).absolute())
+        return cls(
+            place, store, log, store if backup is None else backup.open(), Path(state).absolute()
+        )
 
     @property
     def spark(self) -> str:
@@ -101,7 +106,7 @@ def assemble(
         routing=routing,
         tables=Tables(root, bounds.values()),
         checkpoints=Checkpoints(policy, place.backup, schemas, root / "captures"),
-        commits=CommitLog(place.store),
+        commits=CommitLog(place.log),
         logs=SparkLogs(place.spark),
         local=is_local(place.folder),
         fence=now.fence,
@@ -165,10 +170,6 @@ def _base(
 
 def _restore(backup: BackupStore, running: Running, manifest: Manifest) -> None:
     for name, routing in running.routing.items():
-        operator = manifest.operators[name]
-        captures = [
-            read(backup.get(part.name), name=part.name, schema=operator.schema)
-            for part in operator.parts
-        ]
+        captures = retrieve(backup, manifest.operators[name])
         parts = partition(captures, dict(enumerate(routing.owners)))
         running.tables.restore(name, routing, parts)

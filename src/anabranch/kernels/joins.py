@@ -24,6 +24,34 @@ def next_slots(buckets: Array, counts: Array) -> Array:
 
 
 @kernel
+def arrange(buckets: Array, values: Array, count: int) -> tuple[Array, Array]:
+    """Entries sorted by bucket, then value, then number; and where each bucket starts."""
+    starts = np.zeros(count + 1, np.int64)
+    for i in range(buckets.shape[0]):
+        starts[buckets[i] + 1] += 1
+    for bucket in range(count):
+        starts[bucket + 1] += starts[bucket]
+    ends = starts[:-1].copy()
+    entries = np.empty(buckets.shape[0], np.int64)
+    for i in range(buckets.shape[0]):
+        entries[ends[buckets[i]]] = i
+        ends[buckets[i]] += 1
+    for bucket in range(count):
+        start, end = starts[bucket], starts[bucket + 1]
+        if end - start > 32:
+            mine = entries[start:end].copy()
+            entries[start:end] = mine[np.argsort(values[mine], kind="mergesort")]
+            continue
+        for at in range(start + 1, end):
+            entry, place = entries[at], at
+            while place > start and values[entries[place - 1]] > values[entry]:
+                entries[place] = entries[place - 1]
+                place -= 1
+            entries[place] = entry
+    return entries, starts
+
+
+@kernel
 def _first_from(times: Array, low: int, high: int, bound: int) -> int:
     while low < high:
         middle = (low + high) // 2

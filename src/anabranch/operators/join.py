@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from anabranch.errors import PlanError
-from anabranch.kernels.joins import match
+from anabranch.kernels.joins import arrange, match
 from anabranch.operators.context import Context
 from anabranch.operators.join_buffer import BOOKKEEPING, LEFT, SUB_KEYS, Buffer, Touched
 from anabranch.operators.operator import Operator
@@ -221,9 +221,7 @@ class Join(Operator):
         all_times = np.concatenate(
             [self._buffer.times_of(state, touched.at, touched.bucket & 1), times]
         )
-        order = np.lexsort((all_times, bucket))
-        starts = np.zeros(2 * len(touched.heads) + 1, np.int64)
-        np.cumsum(np.bincount(bucket, minlength=2 * len(touched.heads)), out=starts[1:])
+        order, starts = arrange(bucket, all_times, 2 * len(touched.heads))
         is_left = side == LEFT
         return match(
             all_times[order],

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.kernels.grouping import number, spread
-from anabranch.kernels.joins import close_gaps, next_slots
+from anabranch.kernels.joins import arrange, close_gaps, next_slots
 from anabranch.operators.payload import Payload
 from anabranch.operators.rows import Rows
 from anabranch.state import schema
@@ -100,9 +100,7 @@ class Buffer:
         group, first = number(head)
         heads = head[first]
         bucket = 2 * group + side
-        order = np.lexsort((slot, bucket))
-        starts = np.zeros(2 * len(heads) + 1, np.int64)
-        np.cumsum(np.bincount(bucket, minlength=2 * len(heads)), out=starts[1:])
+        order, starts = arrange(bucket, slot, 2 * len(heads))
         counts = state["_counts"][heads].reshape(-1).copy()
         moves, source, gap = close_gaps(slot[order], starts, counts)
 

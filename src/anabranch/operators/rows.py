@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Array = npt.NDArray[Any]
-Values = Array | pa.Array | Sequence[Any]
 
 
 class Rows:
@@ -88,7 +87,7 @@ class Rows:
         """Only these columns."""
         return Rows(self.batch.select(list(names)), self.hashes)
 
-    def append_column(self, name: str, values: Values) -> Rows:
+    def append_column(self, name: str, values: Array | pa.Array | Sequence[Any]) -> Rows:
         """The same rows with one more column at the end."""
         array = values if isinstance(values, pa.Array) else pa.array(values)
         return Rows(self.batch.append_column(name, array), self.hashes)

@@ -22,10 +22,11 @@ def owners(state: State, at: Array, keys: Sequence[str]) -> tuple[Rows, list[Arr
     The keys are rows that can be given to ``state.find`` with another sub-key.
     """
     columns = state.keys(at)
-    sub = [column.to_numpy() for column in columns[len(keys) :]]
+    # Writable copies: kernels take read-only arrays for another type and compile for it anew.
+    sub = [np.array(column) for column in columns[len(keys) :]]
     hashes = np.asarray(state.table.hashes(at), dtype=np.uint64)
     for values in reversed(sub):
         before = np.empty_like(hashes)
-        unmix(hashes, np.ascontiguousarray(values, dtype=np.int64), before)
+        unmix(hashes, values, before)
         hashes = before
     return Rows(pa.RecordBatch.from_arrays(columns[: len(keys)], list(keys)), hashes), sub

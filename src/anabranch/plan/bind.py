@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from anabranch.errors import AnabranchError, PlanError
 from anabranch.operators.context import Context
@@ -43,11 +44,15 @@ class Bound:
     node: Stateful
     operator: Operator
     keys: tuple[str, ...]
+    frame: StructType
+    """The schema of the rows before they are routed."""
     input: pa.Schema
+    """The same as Arrow has it, which is what the operator sees."""
     output: pa.Schema
     layout: TableLayout
-    ordered: bool
     side: bool
+    ordered: bool = False
+    """Whether rows must come in source order, for this operator's result or for one after it."""
 
     @property
     def name(self) -> str:
@@ -74,7 +79,18 @@ def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
                 empties[node] = spark.createDataFrame([], spark_schema(bounds[of].input))
     for output in plan.outputs:
         output.sink.check(empties[output.input].schema)
-    return bounds
+    return _with_order(plan, bounds)
+
+
+def _with_order(plan: Plan, bounds: dict[Stateful, Bound]) -> dict[Stateful, Bound]:
+    """Operators before one that depends on order must themselves send rows in a fixed order."""
+    ordered = {
+        node
+        for node, bound in bounds.items()
+        if bound.operator.ordered
+        or any(bounds[after].operator.ordered for after in plan.operators_after(node))
+    }
+    return {node: replace(bound, ordered=node in ordered) for node, bound in bounds.items()}
 
 
 def _check_shape(plan: Plan) -> None:
@@ -141,7 +157,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     side = any(isinstance(after, Side) for after in plan.consumers(node))
     if side and not operator.side:
         raise PlanError(f"{where} has no late rows: only windowed operators do")
-    return Bound(node, operator, keys, schema, output, layout, plan.ordered(node), side)
+    return Bound(node, operator, keys, frame.schema, schema, output, layout, side)
 
 
 def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:

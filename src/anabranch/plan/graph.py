@@ -133,21 +133,13 @@ class Plan:
         everything: list[Node | Output] = [*self.nodes(), *self.outputs]
         return [after for after in everything if any(before is node for before in inputs(after))]
 
-    def ordered(self, node: Stateful) -> bool:
-        """Whether a node must see its rows in source order.
-
-        It must if its own result depends on order, or if it feeds an operator whose does: the order
-        of its output is then part of the result.
-        """
-        return node.operator.ordered or any(
-            isinstance(after, Stateful) and self.ordered(after) for after in self._downstream(node)
-        )
-
-    def _downstream(self, node: Node) -> Iterator[Node]:
+    def operators_after(self, node: Node) -> Iterator[Stateful]:
+        """The operators that a node feeds, directly or through others."""
         for after in self.consumers(node):
-            if not isinstance(after, Output):
+            if isinstance(after, Stateful):
                 yield after
-                yield from self._downstream(after)
+            if not isinstance(after, Output):
+                yield from self.operators_after(after)
 
     def tree(self) -> str:
         """The plan as text: every sink with what flows into it below.

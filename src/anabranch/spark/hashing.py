@@ -1,7 +1,7 @@
 """Keys on the Spark side: one form for each key, and its 64-bit hash.
 
 Spark groups 0.0 with -0.0, every NaN with every other, and maps with the same entries in any
-order. :func:`normalised` gives such values one form, so that they are one key here as well, and
+order. :class:`KeyHash` gives such values one form, so that they are one key here as well, and
 reach operators and sinks as Spark's own ``groupBy`` would show them.
 """
 
@@ -28,38 +28,43 @@ from pyspark.sql.types import (
 from anabranch.errors import PlanError
 
 
-def normalised(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """The frame with values of key columns that Spark takes for equal made the same.
+class KeyHash:
+    """The normal form and the hash of the keys of frames with one schema, made once for all.
 
     Types that cannot be keys are refused with a :class:`~anabranch.errors.PlanError`.
     """
-    changed = {}
-    for name in keys:
-        kind = _type(frame, name)
-        _check(name, kind, kind)
-        if _contains(kind, (FloatType, DoubleType, MapType)):
-            changed[name] = _normalised(_column(name), kind)
-    return frame.withColumns(changed) if changed else frame
 
+    def __init__(self, schema: StructType, keys: Sequence[str]) -> None:
+        kinds = {name: _type(schema, name) for name in keys}
+        for name, kind in kinds.items():
+            _check(name, kind, kind)
+        self._forms = {
+            name: _normalised(_column(name), kind)
+            for name, kind in kinds.items()
+            if _contains(kind, (FloatType, DoubleType, MapType))
+        }
+        self.column = F.xxhash64(*[_hashable(_column(name), kinds[name]) for name in keys])
+        """Spark's xxhash64 over the key columns of a :meth:`normalised` frame, as a signed long.
 
-def key_hash(frame: DataFrame, keys: Sequence[str]) -> Column:
-    """Spark's xxhash64 over the key columns of a :func:`normalised` frame, as a signed long.
+        Equal keys have equal hashes. Different keys may share one, and some always do, because
+        Spark leaves nulls out: ``(null, 'a')`` and ``('a', null)``. State tables compare the keys
+        themselves.
+        """
 
-    Equal keys have equal hashes. Different keys may share one, and some always do, because Spark
-    leaves nulls out: ``(null, 'a')`` and ``('a', null)``. State tables compare the keys themselves.
-    """
-    return F.xxhash64(*[_hashable(_column(name), _type(frame, name)) for name in keys])
+    def normalised(self, frame: DataFrame) -> DataFrame:
+        """The frame with values of key columns that Spark takes for equal made the same."""
+        return frame.withColumns(self._forms) if self._forms else frame
 
 
 def _column(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _type(frame: DataFrame, name: str) -> DataType:
-    for field in frame.schema.fields:
+def _type(schema: StructType, name: str) -> DataType:
+    for field in schema.fields:
         if field.name == name:
             return field.dataType
-    raise PlanError(f"no column {name!r} to key by; there are {frame.columns}")
+    raise PlanError(f"no column {name!r} to key by; there are {schema.names}")
 
 
 def _inner(kind: DataType) -> list[DataType]:

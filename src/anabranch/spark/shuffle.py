@@ -2,32 +2,40 @@
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from anabranch.spark.hashing import key_hash, normalised
+from anabranch.spark.hashing import KeyHash
 from anabranch.spark.task import HASH, INPUT_SIDE, SEQUENCE
 from anabranch.state.groups import Routing
 
 
-def routed(frame: DataFrame, keys: Sequence[str], routing: Routing, *, ordered: bool) -> DataFrame:
-    """The frame with partition i holding the rows of instance i.
+class Router:
+    """Sends rows to instances. Made once per operator and routing: its columns cost time to build.
 
     Shuffle blocks arrive in any order. Rows that must be seen in source order therefore carry the
     place they had before the shuffle, and are sorted by it after.
     """
-    frame = normalised(frame, keys)
-    frame = frame.withColumn(HASH, key_hash(frame, keys))
-    if ordered:
-        frame = frame.withColumn(SEQUENCE, F.monotonically_increasing_id())
-    frame = frame.repartitionById(routing.instances, _instance(routing))
-    return frame.sortWithinPartitions(SEQUENCE) if ordered else frame
 
+    def __init__(
+        self, schema: StructType, keys: Sequence[str], routing: Routing, *, ordered: bool
+    ) -> None:
+        self.routing = routing
+        self._ordered = ordered
+        self._key = KeyHash(schema, keys)
+        self._added = [F.col("*"), self._key.column.alias(HASH)]
+        if ordered:
+            self._added.append(F.monotonically_increasing_id().alias(SEQUENCE))
+        group = F.pmod(F.col(HASH), F.lit(routing.key_groups)).cast("int")
+        owners = F.array(*[F.lit(int(instance)) for instance in routing.table()])
+        self._instance = F.element_at(owners, group + 1)
 
-def _instance(routing: Routing) -> Column:
-    group = F.pmod(F.col(HASH), F.lit(routing.key_groups)).cast("int")
-    owners = F.array(*[F.lit(int(instance)) for instance in routing.table()])
-    return F.element_at(owners, group + 1)
+    def routed(self, frame: DataFrame) -> DataFrame:
+        """The frame with partition i holding the rows of instance i."""
+        frame = self._key.normalised(frame).select(*self._added)
+        frame = frame.repartitionById(self.routing.instances, self._instance)
+        return frame.sortWithinPartitions(SEQUENCE) if self._ordered else frame
 
 
 def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> DataFrame:

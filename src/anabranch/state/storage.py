@@ -261,7 +261,9 @@ def _check(folder: Path, layout: TableLayout, heaps: int) -> None:
         raise StateMissing(f"there is no state table in {folder}") from error
     if len(data) < HEADER_BYTES:
         raise StateMissing(f"{folder / FILE} is too short to be a state table")
-    Header(np.frombuffer(data, np.int64), heaps).check_layout(folder, layout.fingerprint(), str(layout))
+    Header(np.frombuffer(data, np.int64), heaps).check_layout(
+        folder, layout.fingerprint(), str(layout)
+    )
 
 
 def remove(folder: Path) -> None:
