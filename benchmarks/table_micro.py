@@ -96,10 +96,55 @@ def run(folder: Path, kind: str, keys: int, batch: int, rounds: int) -> None:
     total = sum(best[name] for name in counted)
     print(f"\n{kind} keys: {batch:,} rows over {keys:,} keys, {table.bytes / 1e6:.0f} MB")
     for name, value in best.items():
-        print(f"  {name:<24}{value:8.1f} ns/row" + ("" if name in counted else "  (not in the sum)"))
+        print(
+            f"  {name:<24}{value:8.1f} ns/row" + ("" if name in counted else "  (not in the sum)")
+        )
     print(f"  {'sum':<24}{total:8.1f} ns/row")
     inserts = [taken / step * 1e9 for taken in load.taken["insert"]]
     print(f"  insert of new keys: median {np.median(inserts):.1f}, last {inserts[-1]:.1f} ns/row")
+    table.destroy()
+
+
+def run_churn(folder: Path, keys: int, batch: int, rounds: int) -> None:
+    """Every batch is of new keys, and as many old ones end: what windows do."""
+    layout = TableLayout(
+        KeyLayout([pa.field("key", pa.string())], sub=["window"]),
+        schema.schema(n=schema.int64, total=schema.float64),
+        timers=True,
+    )
+    table = StateTable.create(folder / f"churn-{keys}-{batch}", layout)
+    clock = Clock()
+    window = keys // batch
+    for version in range(2 * window + rounds):
+        numbers = np.arange(batch)
+        column, hashes = key_column("string", numbers), hashes_of(numbers)
+        windows = np.full(batch, version)
+        encoded = layout.key.encode([column], hashes, [windows])
+        clock.start()
+        table.begin(Version(version), 1)
+        clock.lap("begin")
+        at = table.rows(encoded)
+        clock.lap("rows")
+        table.touch(at)
+        clock.lap("touch")
+        reduce.add(table.column("n"), at, np.ones(batch, np.int64))
+        clock.lap("add")
+        table.set_timer(at, np.full(batch, version + window) * 30_000_000)
+        clock.lap("set_timer")
+        due = table.due(version * 30_000_000)
+        clock.lap("due")
+        table.delete(due)
+        clock.lap("delete")
+        table.dirty()
+        table.mark_clean()
+        table.finish()
+        clock.lap("finish")
+    assert table.count == keys
+    print(f"\nchurn of {batch:,} string keys with timers over {keys:,}, {table.bytes / 1e6:.0f} MB")
+    for name, taken in clock.taken.items():
+        print(f"  {name:<24}{np.median(taken[2 * window :]) / batch * 1e9:8.1f} ns/row")
+    total = sum(np.median(taken[2 * window :]) for taken in clock.taken.values())
+    print(f"  {'sum':<24}{total / batch * 1e9:8.1f} ns/row")
     table.destroy()
 
 
@@ -111,6 +156,7 @@ def main() -> None:
     rounds = 4 if options.quick else 8
     large = 2_000_000 if options.quick else 10_000_000
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        run_churn(Path(folder), 1_000_000, 100_000, rounds)
         run(Path(folder), "int64", 1_000_000, 1_000_000, rounds)
         run(Path(folder), "int64", 1_000_000, 100_000, rounds)
         run(Path(folder), "int64", large, 100_000, 4 * rounds)

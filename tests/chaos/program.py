@@ -59,7 +59,6 @@ def main() -> None:
         if query.version > reported:
             reported = query.version
             print(f"committed {reported}", flush=True)
-    print("done", flush=True)
 
 
 if __name__ == "__main__":

@@ -52,9 +52,8 @@ def launch(source: Path, work: Path, seconds: float) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], work: Path) -> None:
-    out, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, (out[-500:], (work / "stderr.log").read_text()[-5000:])
-    assert out.endswith("done\n")
+    process.communicate(timeout=240)
+    assert process.returncode == 0, (work / "stderr.log").read_text()[-5000:]
 
 
 def results(work: Path) -> dict[str, pa.Table]:

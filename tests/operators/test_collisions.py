@@ -1,4 +1,4 @@
-"""Keys whose 64-bit hashes are all the same stay apart in every operator with several rows a key."""
+"""Keys whose 64-bit hashes are all the same stay apart in every operator."""
 
 import random
 from typing import Any

@@ -100,7 +100,7 @@ def reference(
     return out, lates
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     batches=batches_of(st.one_of(left_rows, right_rows)),
     chunk=st.integers(1, 5),

@@ -167,6 +167,22 @@ def test_rows_exactly_the_gap_apart_are_one_session_as_in_spark(tmp_path) -> Non
     ]
 
 
+def test_of_equal_times_the_first_that_came_is_first_and_the_last_is_last(tmp_path) -> None:
+    def row(x: float, t: int = 5) -> Row:
+        return {"k": "a", "t": t, "x": x, "s": str(x)}
+
+    batches = timed([[row(1.0), row(2.0)], [row(3.0), row(4.0)], [row(0.0, t=99)], []])
+    wanted = {f"{kind}_{c}": getattr(ab, kind)(c) for kind in ("first", "last") for c in "xs"}
+    operator = SessionAggregate(SessionWindow(10, "at"), wanted)
+    (out,) = run(operator, ["k"], arrow(batches, SCHEMA), tmp_path).rows
+    assert {name: out[name] for name in wanted} == {
+        "first_x": 1.0,
+        "first_s": "1.0",
+        "last_x": 4.0,
+        "last_s": "4.0",
+    }
+
+
 def test_a_vacant_slot_starts_from_nothing(tmp_path) -> None:
     """The session of slot 0 ends before a later one, and then an earlier one takes its place."""
     times: list[list[int]] = [[0, 1], [20], [], [13], [60], []]

@@ -209,4 +209,4 @@ def test_a_user_defined_type_is_refused(spark: SparkSession) -> None:
 
 def test_an_unknown_column_is_named(spark: SparkSession) -> None:
     with pytest.raises(PlanError, match=r"'nope'.*\['id'\]"):
-        key_hash(spark.range(1), ["nope"])
+        KeyHash(spark.range(1).schema, ["nope"])

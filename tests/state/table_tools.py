@@ -92,7 +92,12 @@ def eager_housekeeping(ring: int = 1 << 15) -> Iterator[None]:
     """Thresholds so low, and rings so small, that a handful of rows makes everything happen."""
     with (
         mock.patch.multiple(
-            maintenance, _RELEASE_ROWS=3, _COMPACT_FROM=4, _COMPACT_ROWS=3, _CLEAN_BYTES=256
+            maintenance,
+            _RELEASE_ROWS=3,
+            _COMPACT_FROM=4,
+            _COMPACT_ROWS=3,
+            _CLEAN_BYTES=256,
+            _LAST_TICK=20,
         ),
         mock.patch.object(heap, "_CLEAN_FROM", 64),
         mock.patch.object(storage, "RING_BYTES", ring),

@@ -37,7 +37,6 @@ from table_tools import (
 
 from anabranch.errors import StateError, StateFull, StateMissing
 from anabranch.state import maintenance
-from anabranch.state.index import Index
 from anabranch.state.table import StateTable
 from anabranch.units import Version
 
@@ -334,14 +333,11 @@ def test_agrees_with_a_dictionary_on_long_walks(machine: type[TableMachine]) -> 
         return mock.patch.object(of, name, call)
 
     with ExitStack() as stack:
-        for name in ("release", "compact", "clean"):
+        for name in ("release", "compact", "clean", "_renumber"):
             stack.enter_context(counted(maintenance, name))
-        stack.enter_context(counted(Index, "shrink"))
         for seed in range(4):
             long_walk(machine(), seed, steps=250)
-    assert all(done[name] > 20 for name in ("release", "compact", "clean")), done
-    # Segments are as small as they get unless keys crowd into one of them.
-    assert done["shrink"] > 20 or machine is TableMachine
+    assert min(done.values()) > 20, f"too little happened to be a test: {done}"
 
 
 @pytest.mark.parametrize("machine", [TableMachine, SameHashMachine, SameTagMachine])

@@ -29,7 +29,7 @@ class Wheel:
 
     def __init__(self) -> None:
         self.times = np.full(100, kernels.NEVER, np.int64)
-        self.lists = np.zeros(kernels.LISTS, np.int32)
+        self.lists = np.zeros(2 * kernels.LISTS, np.int32)
         self.links = np.zeros(200, np.int32)
         self.clock = np.zeros(2, np.int64)
 
@@ -40,9 +40,12 @@ class Wheel:
     def due(self, upto: int) -> list[int]:
         if upto > self.clock[0]:
             kernels.advance(self.times, self.lists, self.links, self.clock, upto)
-        out = np.zeros(100, np.int64)
-        count, _ = kernels.due(self.times, self.lists, self.links, upto, out)
-        return sorted(out[:count].tolist())
+        found, at = [], int(self.lists[0])
+        while at > 0:
+            out = np.zeros(7, np.int64)
+            count, at, _ = kernels.due(self.times, self.links, upto, at, out)
+            found += out[:count].tolist()
+        return sorted(found)
 
 
 @given(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -33,8 +31,8 @@ def session() -> SparkSession:
     return ab.session(master=MASTER, **CONF)
 
 
-def start(spark: SparkSession, run: Run, folder: Path) -> Started:
-    """Start the query of a run. It ends by itself once all input is read."""
+def start(spark: SparkSession, run: Run, folder: Path, memory: Path) -> Started:
+    """Start the query of a run, its state in ``memory``. It ends once all input is read."""
     stream = ab.stream(source(spark, run))
     if run.workload is Workload.KEYED:
         counted = stream.key_by("key").aggregate(name=OPERATOR, n=ab.count(), total=ab.sum("x"))
@@ -42,23 +40,14 @@ def start(spark: SparkSession, run: Run, folder: Path) -> Started:
         by_word = stream.transform(words).key_by("word")
         windows = by_word.window(ab.tumbling(WINDOW, on="at"), watermark=DELAY)
         counted = windows.aggregate(name=OPERATOR, mode="update", n=ab.count())
-    memory = Path("/dev/shm")
-    state = tempfile.mkdtemp(prefix="anabranch-bench-", dir=memory if memory.is_dir() else None)
     query = counted.for_each_batch(discard).start(
         folder,
         checkpointing=policy(run.checkpoints),
         instances=CORES,
         available_now=True,
-        state_folder=state,
+        state_folder=memory,
     )
-
-    def ended(seconds: int) -> bool:
-        over = query.await_termination(seconds)
-        if over:
-            shutil.rmtree(state, ignore_errors=True)  # which only Never has left there
-        return over
-
-    return Started(query.spark_query, ended, lambda: _totals(folder))
+    return Started(query.spark_query, query.await_termination, lambda: _totals(folder))
 
 
 def _totals(folder: Path) -> Totals:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,21 +23,30 @@ from anabranch.bench import spark_side
 from anabranch.bench.plan import Engine, Outcome, Run, Side
 from anabranch.bench.queries import Started
 
+_SHARED_MEMORY = Path("/dev/shm")
 _POLL = 1  # seconds between two looks at the query: often enough for a progress bar
 
 
 def main() -> None:
     """Read a side from standard input, carry out its runs, print what they took."""
     side = Side.from_json(sys.stdin.read())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that shared memory is given back
     spark = _session(side.engine)
-    work = Path(tempfile.mkdtemp(prefix="anabranch-bench-"))
-    try:
+    with _folder(None) as work, _folder(_SHARED_MEMORY) as memory:
         for number, run in enumerate(side.runs):
-            outcome = _carry_out(spark, side.engine, run, work / str(number))
-            _say(run=run.name, outcome=asdict(outcome))
-    finally:
-        spark.stop()
-        shutil.rmtree(work, ignore_errors=True)
+            started = _start(spark, side.engine, run, work / str(number), memory)
+            _say(run=run.name, outcome=asdict(_carry_out(started, run)))
+            shutil.rmtree(memory, ignore_errors=True)  # what only Never leaves there
+    spark.stop()
+
+
+@contextmanager
+def _folder(inside: Path | None) -> Iterator[Path]:
+    parent = inside if inside is not None and inside.is_dir() else None
+    with tempfile.TemporaryDirectory(
+        prefix="anabranch-bench-", dir=parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
 
 
 def _session(engine: Engine) -> SparkSession:
@@ -45,16 +57,15 @@ def _session(engine: Engine) -> SparkSession:
     return our_side.session()
 
 
-def _start(spark: SparkSession, engine: Engine, run: Run, folder: Path) -> Started:
+def _start(spark: SparkSession, engine: Engine, run: Run, folder: Path, memory: Path) -> Started:
     if engine is not Engine.ANABRANCH:
         return spark_side.start(spark, engine, run, folder)
     from anabranch.bench import our_side
 
-    return our_side.start(spark, run, folder)
+    return our_side.start(spark, run, folder, memory)
 
 
-def _carry_out(spark: SparkSession, engine: Engine, run: Run, folder: Path) -> Outcome:
-    query = _start(spark, engine, run, folder)
+def _carry_out(query: Started, run: Run) -> Outcome:
     while not query.ended(_POLL):
         last = query.spark.lastProgress
         _say(run=run.name, done=last["batchId"] + 1 if last else 0)

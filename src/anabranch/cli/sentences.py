@@ -7,13 +7,12 @@ import math
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-_RANKED = (
+WORDS = (
     "the river and a water of bank it arm flows stream to delta leaves in channel joins again "
     "flood rain down is stone mouth valley sea fork lake sand bend spring reed with ford tide "
     "island on meadow mill source bridge gravel otter heron willow weir current drought from "
     "trout ferry eddy marsh anabranch oxbow braid shoal rapids estuary silt pebble confluence"
 )
-WORDS = _RANKED.split()
 """The words that come most often, the first most of all."""
 
 _VOCABULARY = 100_000
@@ -36,5 +35,5 @@ def sentence(number: Column) -> Column:
 def _word(hashed: Column) -> Column:
     fraction = F.pmod(hashed, F.lit(_STEPS)) / _STEPS
     rank = F.floor(F.exp(fraction * math.log(_VOCABULARY))).cast("int")
-    common = F.try_element_at(F.array(*(F.lit(word) for word in WORDS)), rank)
+    common = F.try_element_at(F.split(F.lit(WORDS), " "), rank)
     return F.coalesce(common, F.concat(F.lit("w"), rank.cast("string")))

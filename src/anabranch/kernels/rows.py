@@ -109,11 +109,10 @@ def release(
 
 
 @kernel
-def push(free: Array, count: int, head: Array, width: int, rows: Array) -> None:
-    """Put rows on the free stack. A free row's first word is its place there."""
+def place(head: Array, width: int, rows: Array, first: int) -> None:
+    """Tell rows their places on the free stack: a free row's first word is for that."""
     for i in range(rows.shape[0]):
-        free[count + i] = rows[i]
-        head[rows[i] * width] = np.uint64(count + i)
+        head[rows[i] * width] = np.uint64(first + i)
 
 
 @kernel

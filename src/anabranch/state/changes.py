@@ -101,7 +101,7 @@ class Changes:
         counters = self.counters
         if counters.dead:
             _, gone = self._storage.dirty_rows(counters)
-            counters.queue_to = self._storage.extend("queue", counters.queue_to, gone)
+            counters.queue_to = self._storage.queue.write(counters.queue_to, gone)
         counters.clean = counters.tick
         counters.tick += 1
         counters.dirty_from = counters.dirty_to
@@ -122,7 +122,7 @@ class Changes:
             raise
 
     def _add_dirty(self, rows: Array) -> None:
-        self.counters.dirty_to = self._storage.extend("dirty", self.counters.dirty_to, rows)
+        self.counters.dirty_to = self._storage.dirty.write(self.counters.dirty_to, rows)
 
     def _enter(self, keys: KeyBatch, missing: Array, out: Array) -> tuple[Array, Array, int]:
         """Enter keys into the index: rows made, dead rows found, how many made were free ones."""
@@ -133,7 +133,7 @@ class Changes:
             lens = np.maximum(keys.lens[missing], 0).sum(axis=1, dtype=np.int64)
             place = storage.heaps[0].reserve(its, record_bytes(lens))
         cursor = np.array([counters.rows, counters.free, place], np.int64)
-        born, revived = storage.index.insert(keys, missing, out, storage.free, cursor)
+        born, revived = storage.index.insert(keys, missing, out, storage.free.rows, cursor)
         reused = counters.free - int(cursor[1])
         added = int(cursor[2]) - place
         counters.rows, counters.free = int(cursor[0]), int(cursor[1])

@@ -210,4 +210,5 @@ def _unwrapped(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     if stop - start >= size:
         return [(0, size)]
     low, high = start % size, stop % size
-    return [(low, high)] if low <= high and start < stop else [(low, size), (0, high)]
+    pieces = [(low, high)] if low <= high else [(low, size), (0, high)]
+    return [(first, last) for first, last in pieces if first < last]

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.kernels import index as kernels
+from anabranch.kernels import segments
 from anabranch.state.files import Arena, Region
 from anabranch.state.heap import Heap
 from anabranch.state.keys import KeyBatch
 
 Array = npt.NDArray[Any]
 
-FREE, LIVE, DEAD = kernels.FREE, kernels.LIVE, kernels.DEAD
+FREE, LIVE, DEAD = segments.FREE, segments.LIVE, segments.DEAD
 """States of a row. A dead row still has its key, and keeps it in the index, until the end of the
 row is in a checkpoint: a key that comes again gets its row back."""
 
@@ -39,20 +40,20 @@ class Index:
     def regions(max_rows: int) -> list[Region]:
         """The arrays of an index for so many rows."""
         return [
-            Region(_SLOTS, np.dtype(np.uint64), 16 * max_rows + 32 * kernels.SEGMENTS),
-            Region(_DIRECTORY, np.dtype(np.int64), kernels.DIRECTORY_WORDS),
+            Region(_SLOTS, np.dtype(np.uint64), 16 * max_rows + 32 * segments.SEGMENTS),
+            Region(_DIRECTORY, np.dtype(np.int64), segments.DIRECTORY_WORDS),
         ]
 
     def allocate(self) -> None:
         """Take the room that even an empty index needs."""
-        self._arena.ensure(_DIRECTORY, kernels.DIRECTORY_WORDS)
-        self._arena.ensure(_SLOTS, kernels.FIRST_SLOT)
-        kernels.clear(self._directory)
+        self._arena.ensure(_DIRECTORY, segments.DIRECTORY_WORDS)
+        self._arena.ensure(_SLOTS, segments.FIRST_SLOT)
+        segments.clear(self._directory)
 
     @property
     def rehashed(self) -> int:
         """How many entries growing has moved since the index was made."""
-        return int(self._directory[kernels.REHASHED])
+        return int(self._directory[segments.REHASHED])
 
     def find(self, keys: KeyBatch, out: Array) -> Array:
         """Put the row of each key, or -1, into ``out``; returns the positions of the -1."""
@@ -83,7 +84,7 @@ class Index:
         """
         state = np.array([0, *cursor, 0, 0, 0], np.int64)
         born, revived = np.empty((2, len(missing)), np.int64)
-        outgrown = np.empty((32 * kernels.SEGMENTS, 2), np.int64)
+        outgrown = np.empty((32 * segments.SEGMENTS, 2), np.int64)
         while not kernels.insert(
             self._slots,
             self._arena.allocated(_SLOTS),
@@ -113,18 +114,18 @@ class Index:
 
     def remove(self, rows: Array) -> None:
         """Take rows out; their records must still be as they were."""
-        kernels.remove(self._slots, self._directory, self._head, self._width, rows)
+        segments.remove(self._slots, self._directory, self._head, self._width, rows)
 
     def retarget(self, source: Array, target: Array) -> None:
         """Let the keys of source rows lead to target rows."""
-        kernels.retarget(self._slots, self._directory, self._head, self._width, source, target)
+        segments.retarget(self._slots, self._directory, self._head, self._width, source, target)
 
     def rebuild(self, rows: int) -> None:
         """Make the index anew from the records of all rows that are not free."""
         self._arena.clear(_SLOTS)
-        slots = kernels.plan(self._directory, self._head, self._width, rows)
+        slots = segments.plan(self._directory, self._head, self._width, rows)
         self._arena.ensure(_SLOTS, slots)
-        kernels.fill(self._slots, self._directory, self._head, self._width, rows)
+        segments.fill(self._slots, self._directory, self._head, self._width, rows)
 
     def is_sparse(self, entries: int) -> bool:
         """Whether it has many more slots than it needs."""
@@ -135,25 +136,25 @@ class Index:
         if max(entries, rows) < _REBUILD_ROWS:
             self.rebuild(rows)
             return
-        first = turn * _SHRINK_AT_ONCE % kernels.SEGMENTS
+        first = turn * _SHRINK_AT_ONCE % segments.SEGMENTS
         last = first + _SHRINK_AT_ONCE
         self._make_room_for(int(self._sizes()[first:last].sum()))
         outgrown = np.empty((_SHRINK_AT_ONCE, 2), np.int64)
         limit = self._arena.allocated(_SLOTS)
-        count = kernels.shrink(self._slots, limit, self._directory, first, last, outgrown)
+        count = segments.shrink(self._slots, limit, self._directory, first, last, outgrown)
         self._forget(outgrown[:count])
 
     def entries(self) -> Array:
         """All rows in the index, sorted. For checks: looks at every slot."""
         found = []
-        for entry in self._directory[: kernels.SEGMENTS].tolist():
+        for entry in self._directory[: segments.SEGMENTS].tolist():
             if entry:
                 slots = self._slots[entry >> 8 : (entry >> 8) + (1 << (entry & 255))]
                 found.append((slots[slots != 0] & np.uint64(0xFFFFFFFF)).astype(np.int64) - 1)
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def _sizes(self) -> Array:
-        entries = self._directory[: kernels.SEGMENTS]
+        entries = self._directory[: segments.SEGMENTS]
         return np.where(entries != 0, np.int64(1) << (entries & 255), 0)
 
     def _size(self) -> int:
@@ -165,12 +166,13 @@ class Index:
 
     def _make_room_for(self, slots: int) -> bool:
         """Allocate slots behind those in use; False if the array was used up to its end."""
-        goal = int(self._directory[kernels.TAIL]) + slots
+        goal = int(self._directory[segments.TAIL]) + slots
         if goal > self._arena.regions[_SLOTS].items:
             return False
         self._arena.ensure(_SLOTS, goal)
         return True
 
     def _forget(self, outgrown: Array) -> None:
-        for first, last in outgrown.tolist():
+        pages = outgrown[outgrown[:, 1] - outgrown[:, 0] >= segments.FIRST_SLOT]
+        for first, last in pages.tolist():
             self._arena.forget(_SLOTS, first, last)

@@ -60,25 +60,25 @@ def give_back(storage: Storage, counters: Counters) -> None:
         heap.release(its)
     if storage.capacity() > 2 * counters.rows + _COMPACT_FROM:
         storage.shrink_rows(counters.rows + counters.rows // 4)
-    storage.trim_lists(counters)
+    storage.free.trim(counters.free)
+    storage.dirty.trim(counters.dirty_to)
+    storage.queue.trim(counters.queue_to)
 
 
 def move_lists_down(storage: Storage, counters: Counters) -> None:
     """Let the lists start at the beginning of their arrays again where nothing is overwritten."""
-    size = counters.dirty_to - counters.dirty_from
-    if size <= counters.dirty_from:
-        storage.dirty[:size] = storage.dirty[counters.dirty_from : counters.dirty_to]
-        counters.dirty_from, counters.dirty_to = 0, size
-    size = counters.queue_to - counters.queue_from
-    if size <= counters.queue_from:
-        storage.queue[:size] = storage.queue[counters.queue_from : counters.queue_to]
-        counters.queue_from, counters.queue_to = 0, size
+    dirty = storage.dirty.rows[counters.dirty_from : counters.dirty_to]
+    if len(dirty) <= counters.dirty_from:
+        counters.dirty_from, counters.dirty_to = 0, storage.dirty.write(0, dirty)
+    queue = storage.queue.rows[counters.queue_from : counters.queue_to]
+    if len(queue) <= counters.queue_from:
+        counters.queue_from, counters.queue_to = 0, storage.queue.write(0, queue)
 
 
 def release(storage: Storage, counters: Counters, most: int) -> None:
     """Free rows that are dead and whose end is in a checkpoint."""
     stop = min(counters.queue_to, counters.queue_from + most)
-    queue = storage.queue[counters.queue_from : stop]
+    queue = storage.queue.rows[counters.queue_from : stop]
     rows = np.empty(len(queue), np.int64)
     count = kernels.release(
         storage.head, storage.width, storage.marks, counters.clean, counters.rows, queue, rows
@@ -88,8 +88,8 @@ def release(storage: Storage, counters: Counters, most: int) -> None:
     freed = storage.change(rows[:count], DEAD, FREE)
     storage.heaps[0].drop_records(counters.heaps[0], freed)
     storage.index.remove(freed)
-    counters.free = storage.extend("free", counters.free, freed)
-    kernels.push(storage.free, counters.free - len(freed), storage.head, storage.width, freed)
+    kernels.place(storage.head, storage.width, freed, counters.free)
+    counters.free = storage.free.write(counters.free, freed)
     counters.dead -= len(freed)
     counters.queue_from = stop
 
@@ -108,8 +108,10 @@ def compact(storage: Storage, counters: Counters, most: int) -> None:
     width = storage.width
     first = max(counters.rows - most, counters.live)
     source = storage.in_state(LIVE, first, counters.rows)
-    left = kernels.evict(storage.free, counters.free, storage.head, width, first, counters.rows)
-    target = storage.free[left - len(source) : left].astype(np.int64)
+    left = kernels.evict(
+        storage.free.rows, counters.free, storage.head, width, first, counters.rows
+    )
+    target = storage.free.rows[left - len(source) : left].astype(np.int64)
     storage.undo.keep(_HEAD, target * width + 1)
     for which, heap in enumerate(storage.heaps):
         # Records name their row.
@@ -138,5 +140,5 @@ def clean(storage: Storage, counters: Counters, which: int, most: int) -> None:
 def _renumber(storage: Storage, counters: Counters) -> None:
     """Start ticks from the beginning again, before they are too large for the marks."""
     storage.marks[: counters.rows] = 0
-    storage.marks[storage.dirty[counters.dirty_from : counters.dirty_to]] = 1
+    storage.marks[storage.dirty.rows[counters.dirty_from : counters.dirty_to]] = 1
     counters.clean, counters.tick = 0, 1

@@ -55,6 +55,25 @@ def _value_region(column: Column, items: int) -> Region:
     return Region(f"value {column.name}", column.type.dtype, items, column.type.width)
 
 
+class RowList:
+    """Row numbers, one after the other; how many is for the counters to say."""
+
+    def __init__(self, arena: Arena, name: str) -> None:
+        self._arena, self._name = arena, name
+        self.rows = arena.array(name)
+
+    def write(self, at: int, rows: Array) -> int:
+        """Put rows at this position and on; returns the one behind them."""
+        end = at + len(rows)
+        self._arena.ensure(self._name, end)
+        self.rows[at:end] = rows
+        return end
+
+    def trim(self, count: int) -> None:
+        """Give back memory if so many rows leave much unused."""
+        self._arena.trim(self._name, count)
+
+
 class Storage:
     """The open file of a table. Knows arrays and counters, but no versions."""
 
@@ -94,9 +113,9 @@ class Storage:
         self.head = self.arena.array(_HEAD)
         self.marks = self.arena.array(_MARKS)
         self._columns = {region.name: self._shaped(region) for region in columns}
-        self.free = self.arena.array(_FREE)
-        self.dirty = self.arena.array(_DIRTY)
-        self.queue = self.arena.array(_QUEUE)
+        self.free = RowList(self.arena, _FREE)
+        self.dirty = RowList(self.arena, _DIRTY)
+        self.queue = RowList(self.arena, _QUEUE)
         owners = [Owner(self.head, self.width if key.parts else 0, 2 + key.words, True)]
         owners += [Owner(self.column(c.name).reshape(-1), 2, 0, False) for c in variable]
         self.heaps = [
@@ -144,21 +163,6 @@ class Storage:
         for name in self._grown:
             self.arena.shrink(name, rows)
 
-    def extend(self, which: str, to: int, rows: Array) -> int:
-        """Append rows to one of the lists, from position ``to``; returns its new end."""
-        name, array = {"free": (_FREE, self.free), "dirty": (_DIRTY, self.dirty)}.get(
-            which, (_QUEUE, self.queue)
-        )
-        self.arena.ensure(name, to + len(rows))
-        array[to : to + len(rows)] = rows
-        return to + len(rows)
-
-    def trim_lists(self, counters: Counters) -> None:
-        """Give back what the lists no longer need."""
-        self.arena.trim(_FREE, counters.free)
-        self.arena.trim(_DIRTY, counters.dirty_to)
-        self.arena.trim(_QUEUE, counters.queue_to)
-
     def states(self, rows: Array) -> Array:
         """The state of each row."""
         return self.infos(rows) & np.uint64(3)
@@ -171,15 +175,14 @@ class Storage:
 
     def dirty_rows(self, counters: Counters) -> tuple[Array, Array]:
         """The rows in the list of changed ones: those that live, and those that are dead."""
-        rows = self.dirty[counters.dirty_from : counters.dirty_to].astype(np.int64)
+        rows = self.dirty.rows[counters.dirty_from : counters.dirty_to].astype(np.int64)
         states = self.states(rows)
         return rows[states == LIVE], rows[states == DEAD]
 
     def keys(self, rows: Array) -> list[pa.Array]:
         """The key columns of rows, decoded."""
         key = self.layout.key
-        at = rows[:, None] * self.width + np.arange(2, self.width)
-        records = self.head[at]
+        records = self.head.reshape(-1, self.width).take(rows, axis=0, mode="clip")[:, 2:]
         words = np.ascontiguousarray(records[:, : key.words])
         lens = records[:, key.words + 1 :].astype(np.int64) - 1
         sizes = np.maximum(lens, 0)
@@ -224,25 +227,19 @@ class Storage:
         """
         if from_states:
             found = self.in_state(FREE, 0, counters.rows)
-            counters.free = self.extend("free", 0, found)
+            counters.free = self.free.write(0, found)
         kernels.settle(
             self.head,
             self.width,
             self.marks,
             counters.rows,
-            self.free[: counters.free],
-            self.dirty[counters.dirty_from : counters.dirty_to],
+            self.free.rows[: counters.free],
+            self.dirty.rows[counters.dirty_from : counters.dirty_to],
             counters.clean,
         )
         self.index.rebuild(counters.rows)
         if self.timers is not None:
             self.timers.rebuild(counters.rows)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        arena = self.arena
-        self.__dict__.clear()
-        arena.close()
 
 
 def _most_rows(width: int, columns: list[Region]) -> int:

@@ -34,13 +34,13 @@ class Timers:
     def regions() -> list[Region]:
         """The arrays that do not grow with the rows."""
         return [
-            Region(_LISTS, np.dtype(np.int32), kernels.LISTS),
+            Region(_LISTS, np.dtype(np.int32), 2 * kernels.LISTS),
             Region(_CLOCK, np.dtype(np.int64), 2),
         ]
 
     def allocate(self) -> None:
         """Take the room that even a table without rows needs."""
-        self._arena.ensure(_LISTS, kernels.LISTS)
+        self._arena.ensure(_LISTS, 2 * kernels.LISTS)
         self._arena.ensure(_CLOCK, 2)
 
     def put(self, rows: Array, times: Array) -> None:
@@ -57,16 +57,18 @@ class Timers:
             return np.empty(0, np.int64)
         if upto > self._clock[0]:
             kernels.advance(self.times, self._lists, self._links, self._clock, upto)
-        out = np.empty(_MANY, np.int64)
-        count, early = kernels.due(self.times, self._lists, self._links, upto, out)
-        if count > len(out):
-            out = np.empty(count, np.int64)
-            kernels.due(self.times, self._lists, self._links, upto, out)
+        found, count, early, at = [], 0, 0, int(self._lists[0])
+        while at > 0:
+            out = np.empty(max(_MANY, 4 * count), np.int64)
+            some, at, not_due = kernels.due(self.times, self._links, upto, at, out)
+            found.append(out[:some])
+            count += some
+            early += not_due
         if early > max(_MANY, count):
             # The clock was ahead of the times that really come; it would be asked in vain again.
             self._clock[0] = upto
             self.rebuild(rows)
-        return out[:count]
+        return np.concatenate([*found, np.empty(0, np.int64)])
 
     def replace(self, source: Array, target: Array) -> None:
         """Let target rows stand in for source rows, after their times were copied."""
@@ -80,9 +82,11 @@ class Timers:
     def listed(self) -> Array:
         """All rows in the lists, sorted. For checks."""
         found = []
-        for first in self._lists[self._lists != 0].tolist():
-            at = first
-            while at:
+        for which, first in enumerate(self._lists[: kernels.LISTS].tolist()):
+            at, before = first, -1 - which
+            while at > 0:
                 found.append(at - 1)
-                at = int(self._links[2 * (at - 1)])
+                assert self._links[2 * at - 1] == before, f"list {which} is broken at row {at - 1}"
+                before, at = at, int(self._links[2 * at - 2])
+            assert self._lists[kernels.LISTS + which] == max(before, 0), f"end of list {which}"
         return np.sort(np.array(found, np.int64))

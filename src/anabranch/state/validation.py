@@ -20,9 +20,9 @@ def validate(storage: Storage, counters: Counters) -> None:
     for name, rows in (("live", live), ("dead", dead), ("free", free)):
         counted = getattr(counters, name)
         assert len(rows) == counted, f"{len(rows)} rows are {name}, the counter says {counted}"
-    stack = np.sort(storage.free[: counters.free])
+    stack = np.sort(storage.free.rows[: counters.free])
     assert np.array_equal(stack, free), f"the free stack has {stack}, the free rows are {free}"
-    places = storage.head[storage.free[: counters.free].astype(np.int64) * storage.width]
+    places = storage.head[storage.free.rows[: counters.free].astype(np.int64) * storage.width]
     assert np.array_equal(places, np.arange(counters.free)), "free rows do not know their place"
     kept = np.sort(np.concatenate([live, dead]))
     entries = storage.index.entries()
@@ -36,11 +36,11 @@ def validate(storage: Storage, counters: Counters) -> None:
 
 
 def _validate_marks(storage: Storage, counters: Counters, dead: np.ndarray) -> None:
-    dirty = np.sort(storage.dirty[counters.dirty_from : counters.dirty_to])
+    dirty = np.sort(storage.dirty.rows[counters.dirty_from : counters.dirty_to])
     assert len(np.unique(dirty)) == len(dirty), "a row is twice in the list of changed rows"
     marked = np.flatnonzero(storage.marks[: counters.rows] > counters.clean)
     assert np.array_equal(dirty, marked), f"changed rows are {dirty}, marked are {marked}"
-    waiting = storage.queue[counters.queue_from : counters.queue_to]
+    waiting = storage.queue.rows[counters.queue_from : counters.queue_to]
     lost = np.setdiff1d(dead, np.concatenate([waiting, dirty]))
     assert len(lost) == 0, f"dead rows {lost} would never be freed"
 
