@@ -69,9 +69,7 @@ class Coordinator:
         self._first = True
         self._tuned: SparkSession | None = None
         self._routers = {
-            node: Router(
-                bound.frame, bound.keys, running.routing[bound.name], ordered=bound.ordered
-            )
+            node: Router(bound.hash, running.routing[bound.name], ordered=bound.ordered)
             for node, bound in running.bounds.items()
         }
         self._operators = {bound.name: bound.operator for bound in running.bounds.values()}

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.kernels._jit import kernel
+from anabranch.kernels._prefetch import prefetch
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +42,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 LEAST_LOG = 3
 _PAGE_SLOTS = 512
 FIRST_SLOT = _PAGE_SLOTS
+_AHEAD = 8
 LOADS = 0.375 * 2.0 ** (np.arange(SEGMENTS) / SEGMENTS)
 
 
@@ -95,7 +97,13 @@ def _slot_of(slots: Array, directory: Array, tag: Any, row: int) -> Any:
 def remove(slots: Array, directory: Array, head: Array, width: int, rows: Array) -> int:
     """Take rows out of the index, closing the gaps. Returns how many were there."""
     removed = 0
-    for i in range(rows.shape[0]):
+    count = rows.shape[0]
+    for i in range(count):
+        if i + 2 * _AHEAD < count:
+            prefetch(head, rows[i + 2 * _AHEAD] * width)
+            ahead = tag_of(head[rows[i + _AHEAD] * width])
+            entry = directory[_int(ahead >> SHIFT)]
+            prefetch(slots, (entry >> 8) + (_int(ahead) & ((1 << (entry & 255)) - 1)))
         tag = tag_of(head[rows[i] * width])
         hole = _slot_of(slots, directory, tag, rows[i])
         if hole < 0:

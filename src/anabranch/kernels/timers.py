@@ -6,8 +6,8 @@ their 19 hours (35 years), whichever is the finest that reaches so far, or else 
 When the clock moves, the lists it passes are dealt out again.
 
 The links of a row are the rows after and before it, + 1; at the ends of a list they are
-``-1 - list``. ``lists`` has the first row + 1 of each list (0 if it is empty), then the last row + 1
-of each. The clock is two words: the time, and whether it was ever set.
+``-1 - list``. ``lists`` has the first row + 1 of each list (0 if it is empty), then the last
+row + 1 of each. The clock is two words: the time, and whether it was ever set.
 """
 
 from typing import Any

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from anabranch.errors import AnabranchError, PlanError
 from anabranch.operators.context import Context
@@ -24,6 +23,7 @@ from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
 from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform
+from anabranch.spark.hashing import KeyHash
 from anabranch.spark.shuffle import both_sides
 from anabranch.spark.task import event_times
 from anabranch.spark.types import arrow_schema, spark_schema
@@ -44,10 +44,8 @@ class Bound:
     node: Stateful
     operator: Operator
     keys: tuple[str, ...]
-    frame: StructType
-    """The schema of the rows before they are routed."""
+    hash: KeyHash
     input: pa.Schema
-    """The same as Arrow has it, which is what the operator sees."""
     output: pa.Schema
     layout: TableLayout
     side: bool
@@ -144,6 +142,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
         frame = _both(node, [empties[before] for before in node.inputs])
     schema = arrow_schema(frame.schema, where=where)
     try:
+        key_hash = KeyHash(frame.schema, keys)
         operator = _sided(node, empties).bind(schema, keys)
         for column in event_times(operator):
             _check_time(schema, column, where)
@@ -157,7 +156,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     side = any(isinstance(after, Side) for after in plan.consumers(node))
     if side and not operator.side:
         raise PlanError(f"{where} has no late rows: only windowed operators do")
-    return Bound(node, operator, keys, frame.schema, schema, output, layout, side)
+    return Bound(node, operator, keys, key_hash, schema, output, layout, side)
 
 
 def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.task import HASH, INPUT_SIDE, SEQUENCE
@@ -18,13 +17,11 @@ class Router:
     place they had before the shuffle, and are sorted by it after.
     """
 
-    def __init__(
-        self, schema: StructType, keys: Sequence[str], routing: Routing, *, ordered: bool
-    ) -> None:
+    def __init__(self, key: KeyHash, routing: Routing, *, ordered: bool) -> None:
         self.routing = routing
         self._ordered = ordered
-        self._key = KeyHash(schema, keys)
-        self._added = [F.col("*"), self._key.column.alias(HASH)]
+        self._key = key
+        self._added = [F.col("*"), key.column.alias(HASH)]
         if ordered:
             self._added.append(F.monotonically_increasing_id().alias(SEQUENCE))
         group = F.pmod(F.col(HASH), F.lit(routing.key_groups)).cast("int")
