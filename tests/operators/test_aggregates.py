@@ -104,7 +104,7 @@ float_rows = st.fixed_dictionaries({"k": st.sampled_from("ab"), "f": st.none() |
 FLOATS = pa.schema([("k", pa.string()), ("f", pa.float64())])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(batches=batches_of(float_rows), chunk=st.integers(1, 4))
 def test_floats_come_out_to_the_bit_and_extremes_follow_spark(
     batches: list[list[Row]], chunk: int

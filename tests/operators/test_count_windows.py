@@ -21,7 +21,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     batches=batches_of(rows),
     chunk=st.integers(1, 9),

@@ -100,7 +100,7 @@ class Model:
         return rows, late
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     batches=batches_of(rows),
     chunk=st.integers(1, 5),

@@ -18,6 +18,7 @@ import pytest
 from table_tools import LAYOUT, Key, content, eager_housekeeping, encode, table_of
 
 import anabranch.state
+from anabranch.state.header import Counters, Header, HeapCounters
 from anabranch.state.table import StateTable
 from anabranch.units import Version
 
@@ -131,6 +132,18 @@ def _run_and_kill(folder: Path, work: Work, random: Random) -> None:
     assert child.exitcode == -signal.SIGKILL
 
 
+def test_counters_are_written_beside_those_in_use() -> None:
+    words = np.zeros(8192, np.int64)
+    header = Header(words, heaps=1)
+    first, second = (Counters(version, heaps=[HeapCounters(version)]) for version in (1, 2))
+    header.flip(first)
+    selector = words[2]
+    header.flip(second)
+    assert header.load() == second
+    words[2] = selector  # as if the process had died before the last store
+    assert header.load() == first
+
+
 class Crash(BaseException):
     """Stands for the death of the process: nothing catches it and nothing is cleaned up."""
 
@@ -172,10 +185,13 @@ def _prepared(folder: Path, work: Work) -> tuple[StateTable, Rows, Rows]:
     before = rows
     for version in range(STEP):
         table.begin(Version(version), 1)
-        work.apply(table, version)
-        before, rows = rows, work.predict(rows, version)
-        if version == STEP - 1:
-            some = table.live()[:-4]
+        before = rows
+        if version < STEP - 1:
+            work.apply(table, version)
+            rows = work.predict(rows, version)
+        if version >= STEP - 2:
+            # Twice, so that some rows are free already and others are to be freed.
+            some = table.live()[: -12 if version == STEP - 2 else 2]
             gone = set(zip(*(c.to_pylist() for c in table.keys(some)), strict=True))
             table.delete(some)
             rows = {key: row for key, row in rows.items() if key not in gone}

@@ -15,6 +15,7 @@ from rich.live import Live
 
 from anabranch.cli.quiet import quiet_start
 from anabranch.cli.view import Snapshot, line, panel
+from anabranch.coordinator.progress import Latency
 
 if TYPE_CHECKING:  # so that the other commands start without loading Spark
     from pyspark.sql import DataFrame
@@ -118,8 +119,9 @@ class Meter:
             self._rates.append(progress.rows / progress.seconds)
         last = new[-1]
         self._seen = last.version
-        window = recent[-10:]
-        latency = self._query.latency
+        warm = recent[1:] or recent  # the first batch starts the workers, once
+        window = warm[-5:]
+        latency = Latency.over(warm)
         return Snapshot(
             seconds=time.monotonic() - self.started,
             version=last.version,

@@ -75,6 +75,14 @@ def resize(slots: Array, directory: Array, segment: int, log: int) -> None:
 
 
 @kernel
+def _fetch(slots: Array, directory: Array, hash_: Any) -> None:
+    """Bring the slot near where a search for this hash would start."""
+    tag = tag_of(hash_)
+    entry = directory[_int(tag >> SHIFT)]
+    prefetch(slots, (entry >> 8) + (_int(tag) & ((1 << (entry & 255)) - 1)))
+
+
+@kernel
 def _slot_of(slots: Array, directory: Array, tag: Any, row: int) -> Any:
     """The position of a row's slot in its segment, -1 if it has none."""
     entry = directory[_int(tag >> SHIFT)]
@@ -101,9 +109,7 @@ def remove(slots: Array, directory: Array, head: Array, width: int, rows: Array)
     for i in range(count):
         if i + 2 * _AHEAD < count:
             prefetch(head, rows[i + 2 * _AHEAD] * width)
-            ahead = tag_of(head[rows[i + _AHEAD] * width])
-            entry = directory[_int(ahead >> SHIFT)]
-            prefetch(slots, (entry >> 8) + (_int(ahead) & ((1 << (entry & 255)) - 1)))
+            _fetch(slots, directory, head[rows[i + _AHEAD] * width])
         tag = tag_of(head[rows[i] * width])
         hole = _slot_of(slots, directory, tag, rows[i])
         if hole < 0:
@@ -171,6 +177,8 @@ def plan(directory: Array, head: Array, width: int, rows: int) -> int:
 def fill(slots: Array, directory: Array, head: Array, width: int, rows: int) -> None:
     """Enter all rows that are not free into the index that :func:`plan` laid out."""
     for row in range(rows):
+        if row + _AHEAD < rows:
+            _fetch(slots, directory, head[(row + _AHEAD) * width])
         if head[row * width + 1] & STATE != FREE:
             tag = tag_of(head[row * width])
             entry = directory[_int(tag >> SHIFT)]

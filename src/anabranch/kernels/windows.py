@@ -110,10 +110,10 @@ def extend_first(
     times: Array,
     gap: int,
 ) -> tuple[Array, Array]:
-    """Take rows into the first session of their key where that is the only one they can be in.
+    """Take rows into the only session of their key, if it has one session and they fit.
 
-    Returns the positions of the rows that need another look, and of those that opened a session.
-    A key is not looked at again once a row did not fit: ``slots`` is then at least 2.
+    Returns the positions of the rows that need another look, once all have been through this, and
+    of those that opened a session.
     """
     others = np.empty(at.shape[0], np.int64)
     found = np.empty(at.shape[0], np.int64)
@@ -128,7 +128,6 @@ def extend_first(
             starts[row] = min(starts[row], start)
             ends[row] = max(ends[row], end)
         else:
-            slots[row] = max(slots[row], 2)
             others[left] = i
             left += 1
             continue
