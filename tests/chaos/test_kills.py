@@ -20,9 +20,9 @@ import pytest
 
 from anabranch.backup import Files, Manifests, read_state
 
-FILES, ROWS, KILLS_PER_ROUND = 16, 400, 5
+FILES, ROWS, KILLS_PER_ROUND = 16, 400, 10
 PROGRAM = Path(__file__).with_name("program.py")
-KILLS = int(os.environ.get("KILLS", "10"))
+KILLS = int(os.environ.get("KILLS", "5"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
 
 

@@ -41,7 +41,8 @@ def run(
         TimeElapsedColumn(),
     )
     try:
-        with Progress(*columns, console=console or Console()) as progress:
+        console = console or Console()
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             for name in only or BENCHMARKS:
                 BENCHMARKS[name](Runner(result, folder, progress))
                 shutil.rmtree(folder, ignore_errors=True)  # the next one brings its own input

@@ -20,7 +20,8 @@ def show(result: Result, console: Console) -> None:
         console.print(_growth(result))
     if result.pick(overhead.NAME):
         console.print(_overhead(result))
-    console.print(_bars(result))
+    if result.bars:
+        console.print(_bars(result))
     for note in result.notes:
         console.print(f"note: {note}")
 

@@ -36,6 +36,8 @@ def bench_state(
     if plot is not None:
         plots.check()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a file has room for whole tables
     result = state.run(quick=quick, seed=seed, only=only, console=console)
     tables.show(result, console)
     if json_file is not None:

@@ -82,11 +82,13 @@ class Timers:
     def listed(self) -> Array:
         """All rows in the lists, sorted. For checks."""
         found = []
-        for which, first in enumerate(self._lists[: kernels.LISTS].tolist()):
-            at, before = first, -1 - which
+        heads, tails = self._lists[: kernels.LISTS], self._lists[kernels.LISTS :]
+        assert np.array_equal(heads == 0, tails == 0), "a list has a beginning and no end"
+        for which in np.flatnonzero(heads).tolist():
+            at, before = int(heads[which]), -1 - which
             while at > 0:
                 found.append(at - 1)
                 assert self._links[2 * at - 1] == before, f"list {which} is broken at row {at - 1}"
                 before, at = at, int(self._links[2 * at - 2])
-            assert self._lists[kernels.LISTS + which] == max(before, 0), f"end of list {which}"
+            assert (at, tails[which]) == (-1 - which, before), f"list {which} ends elsewhere"
         return np.sort(np.array(found, np.int64))
