@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types check bench-state lock clean
+.PHONY: help setup demo test lint format types check chaos bench-state lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ demo: setup ## live word count in the terminal (ARGS="--seconds 60")
 	@$(BIN)/anabranch demo $(ARGS)
 
 test: setup ## all tests and doctests (ARGS="-k topk" for some)
-	$(PY) -m pytest --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),src tests)
+	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),src tests)
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -32,6 +32,9 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 check: lint types test ## everything a change must pass
+
+chaos: setup ## 100 real kills at random moments, results compared (KILLS=, SEED=)
+	KILLS=$(or $(KILLS),100) $(PY) -m pytest tests/chaos -s
 
 bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")
 	@mkdir -p results

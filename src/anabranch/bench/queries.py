@@ -27,6 +27,9 @@ CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": str(CORES),
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
+    # What our session sets on one machine, for all: uncompressed shuffles, larger buffers.
+    "spark.shuffle.compress": "false",
+    "spark.buffer.size": "1048576",
     # The default manager starts a shell for every file on a local disk; no side shall pay that.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing."

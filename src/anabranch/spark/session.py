@@ -12,8 +12,13 @@ from anabranch.errors import PlanError
 _DEFAULTS = {
     "spark.python.daemon.module": "anabranch.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.buffer.size": "1048576",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
+}
+_ON_ONE_MACHINE = {
+    # Shuffled rows never leave the machine: compressing them costs more than it saves.
+    "spark.shuffle.compress": "false",
 }
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -32,7 +37,8 @@ def session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
     given = {name.replace("_", ".") if "." not in name else name: v for name, v in conf.items()}
-    for name, value in (_DEFAULTS | given).items():
+    defaults = _DEFAULTS | (_ON_ONE_MACHINE if master.startswith("local[") else {})
+    for name, value in (defaults | given).items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else value)
     return builder.getOrCreate()
 

@@ -54,15 +54,18 @@ def run(storage: Storage, counters: Counters) -> None:
         storage.index.shrink(counters.version, entries, counters.rows)
 
 
-def give_back(storage: Storage, counters: Counters) -> None:
-    """Return memory that committed counters no longer cover to the system."""
+def give_back(storage: Storage, counters: Counters, changed: int) -> None:
+    """Return memory that committed counters no longer cover to the system.
+
+    Lists keep room for as many rows as the last version ``changed``.
+    """
     for heap, its in zip(storage.heaps, counters.heaps, strict=True):
         heap.release(its)
     if storage.capacity() > 2 * counters.rows + _COMPACT_FROM:
         storage.shrink_rows(counters.rows + counters.rows // 4)
     storage.free.trim(counters.free)
-    storage.dirty.trim(counters.dirty_to)
-    storage.queue.trim(counters.queue_to)
+    storage.dirty.trim(max(counters.dirty_to, changed))
+    storage.queue.trim(max(counters.queue_to, changed))
 
 
 def move_lists_down(storage: Storage, counters: Counters) -> None:

@@ -36,10 +36,10 @@ def begin(storage: Storage, version: int, fence: int) -> Counters:
     counters = _maintain(storage, counters)
     counters.unfinished = version
     counters.tick += 1
-    counters.appended = counters.changed = 0
+    changed, counters.appended, counters.changed = counters.changed, 0, 0
     header.save_begun(counters)
     header.flip(counters)
-    maintenance.give_back(storage, counters)
+    maintenance.give_back(storage, counters, changed)
     return counters
 
 
