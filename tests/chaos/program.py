@@ -2,8 +2,12 @@
 
 Usage: program.py INPUT WORK CHECKPOINT_SECONDS; results in WORK/out, everything else in
 WORK/checkpoint and WORK/state. Prints one line per committed batch.
+
+A file is given to the stream once the one before is committed. Otherwise a kill at the right moment
+would let Spark put two files into one batch, and updates are sent batch by batch.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +22,7 @@ def build(source: Path, work: Path) -> ab.Query:
     rides = (
         spark.readStream.schema("at timestamp, user string, city int, fare double")
         .option("maxFilesPerTrigger", 1)
-        .parquet(str(source))
+        .parquet(str(work / "feed"))
     )
     per_user = (
         ab.stream(rides)
@@ -48,17 +52,18 @@ def build(source: Path, work: Path) -> ab.Query:
 
 def main() -> None:
     source, work, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    feed = work / "feed"
+    feed.mkdir(exist_ok=True)
     query: RunningQuery = build(source, work).start(
-        work / "checkpoint",
-        checkpointing=ab.Periodic(seconds),
-        state_folder=work / "state",
-        available_now=True,
+        work / "checkpoint", checkpointing=ab.Periodic(seconds), state_folder=work / "state"
     )
-    reported = -1
-    while not query.await_termination(0.05):
-        if query.version > reported:
-            reported = query.version
-            print(f"committed {reported}", flush=True)
+    for version, file in enumerate(sorted(source.iterdir())):
+        if not (feed / file.name).exists():
+            os.link(file, feed / file.name)
+        while query.version < version:
+            query.await_termination(0.01)
+        print(f"committed {version}", flush=True)
+    query.stop()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs an operator over batches against real state tables, without Spark.
 
->>> result = run(RunningAggregate({"n": count()}), ["word"], batches, folder)
->>> result.rows, result.late, result.state
+result = run(RunningAggregate({"n": count()}), ["word"], batches, folder)
+result.rows, result.late, result.state
 """
 
 from collections import Counter
