@@ -85,7 +85,7 @@ def test_a_killed_process_leaves_a_committed_version(folder: Path) -> None:
     met = set()
     with eager_housekeeping(ring=1 << 22):
         table_of(folder).close()
-        for kill in range(int(os.environ.get("CRASH_KILLS", "8"))):
+        for kill in range(int(os.environ.get("CRASH_KILLS", "25"))):
             _run_and_kill(folder / "table", work, random)
             table = StateTable.open(folder / "table", LAYOUT)
             version = table.version
