@@ -240,3 +240,34 @@ def test_a_stop_at_any_line_leaves_a_committed_version(folder: Path) -> None:
             line += random.randrange(1, 12)
     assert taken_back > 5
     assert line > 300, "the step is too short to be a test"
+
+
+def test_a_stop_while_rows_are_released_and_others_move(folder: Path) -> None:
+    """The last dead rows are freed in the same version in which rows could move into free ones."""
+    names: list[Key] = [("k" * 3 * number, 0) for number in range(1, 17)]
+    line, moved = 1, 0
+    with eager_housekeeping():
+        while True:
+            place = folder / str(line)
+            table = table_of(place)
+            table.begin(Version(0), 1)
+            table.rows(encode(names))
+            table.finish()
+            table.begin(Version(1), 1)
+            table.delete(table.find(encode(names[1:-3])))
+            table.mark_clean()
+            table.finish()
+            expected = content(table)
+            crashed = crash_at(line, lambda: table.begin(Version(2), 1))  # noqa: B023
+            again = StateTable.open(place / "table", LAYOUT)
+            for version in range(2, 5):
+                again.begin(Version(version), 2)
+                again.validate()
+                assert content(again) == expected
+                again.finish()
+            moved += int(again.live().max() < len(names) - 1)
+            again.destroy()
+            if not crashed:
+                break
+            line += 1
+    assert moved == line, "no row has ever moved"

@@ -43,9 +43,11 @@ def run(storage: Storage, counters: Counters) -> None:
     storage.undo.clear()
     if counters.tick > _LAST_TICK:
         _renumber(storage, counters)
-    release(storage, counters, _RELEASE_ROWS + 2 * counters.changed)
+    # Rows move before others are released, and so never into one whose release may be undone: its
+    # key would be lost.
     if _can_compact(counters):
         compact(storage, counters, _COMPACT_ROWS)
+    release(storage, counters, _RELEASE_ROWS + 2 * counters.changed)
     for which in range(len(storage.heaps)):
         if storage.heaps[which].needs_cleaning(counters.heaps[which]):
             clean(storage, counters, which, _CLEAN_BYTES + 4 * counters.appended)
