@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from anabranch.errors import PlanError
 from anabranch.spark.hashing import KeyHash
+from anabranch.state.hashing import hash_keys
 from anabranch.state.keys import KeyLayout
 
 pytestmark = pytest.mark.spark
@@ -76,6 +77,9 @@ def groups_by_us(frame: DataFrame, keys: list[str]) -> set[tuple[int, ...]]:
     (batch,) = table.combine_chunks().to_batches()
     layout = KeyLayout([batch.schema.field(name) for name in keys])
     hashes = np.asarray(batch["hash"])
+    if not KeyHash(frame.schema, keys).travels:
+        ours = hash_keys([batch[name] for name in keys], batch.num_rows)
+        assert ours.view(np.int64).tolist() == hashes.tolist()
     encoded = layout.encode([batch[name] for name in keys], hashes)
     back = layout.decode(encoded.words, encoded.starts, encoded.lens, encoded.data)
     assert [repr(a.to_pylist()) for a in back] == [repr(batch[name].to_pylist()) for name in keys]
@@ -119,6 +123,40 @@ def test_keys_of_several_columns(spark: SparkSession) -> None:
     frame = frame_of(spark, ["string", "string", "double"], pairs)
     keys = ["k0", "k1", "k2"]
     assert groups_by_us(frame, keys) == groups_by_spark(frame, keys)
+
+
+def test_hashes_are_those_of_spark(spark: SparkSession) -> None:
+    random = np.random.default_rng(1)
+    rows = [
+        (
+            random.bytes(length),
+            None if length % 7 == 0 else "\u00e9" * length,
+            None if length % 5 == 0 else int(random.integers(-(2**31), 2**31)),
+            decimal.Decimal(int(random.integers(-(10**15), 10**15))) / 100,
+            float(random.normal()),
+        )
+        for length in range(150)
+    ]
+    kinds = ["binary", "string", "int", "decimal(18,2)", "float"]
+    frame = frame_of(spark, kinds, rows)
+    keys = frame.columns[1:]
+    assert not KeyHash(frame.schema, keys).travels
+    assert len(groups_by_us(frame, keys)) == len(rows)
+    for start in (0, 3):
+        # A slice of a batch has its values somewhere inside the buffers.
+        batch = frame.toArrow().combine_chunks().slice(start).to_batches()[0]
+        spark_hashes = frame.select(F.xxhash64(*keys)).collect()[start:]
+        ours = hash_keys([batch[name] for name in keys], batch.num_rows)
+        assert ours.view(np.int64).tolist() == [hash for (hash,) in spark_hashes]
+
+
+@pytest.mark.parametrize("kind", NASTY)
+def test_a_hash_travels_only_with_types_that_are_not_hashed_here(
+    spark: SparkSession, kind: str
+) -> None:
+    frame = frame_of(spark, [kind], [])
+    nested = any(word in kind for word in ("array", "struct", "map", "38"))
+    assert KeyHash(frame.schema, ["k0"]).travels == nested
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from anabranch.spark.shuffle import Router
 from anabranch.spark.sinks.sink import Delivery
 from anabranch.spark.task import CaptureOrder, OperatorTask
 from anabranch.state.groups import Routing
+from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
@@ -72,6 +73,9 @@ class Coordinator:
             node: Router(bound.hash, running.routing[bound.name], ordered=bound.ordered)
             for node, bound in running.bounds.items()
         }
+        self._narrow = all(
+            is_fixed(field.type) for bound in running.bounds.values() for field in bound.input
+        )
         self._operators = {bound.name: bound.operator for bound in running.bounds.values()}
 
     def run_batch(self, frame: DataFrame, batch: int) -> None:
@@ -94,7 +98,7 @@ class Coordinator:
                 f"Spark is at batch {version}, the last committed one is {committed}"
             )
         if self._tuned is not frame.sparkSession:
-            tune(frame.sparkSession)
+            tune(frame.sparkSession, narrow=self._narrow)
             self._tuned = frame.sparkSession
         started = time.perf_counter()
         replayed = version <= self.running.replay_until

@@ -3,6 +3,8 @@
 Set with ``spark.python.daemon.module=anabranch.spark.daemon``; :func:`anabranch.session` does.
 """
 
+import gc
+
 from pyspark import daemon
 
 import anabranch.spark.task  # noqa: F401  imported here so that every forked worker has it
@@ -10,4 +12,8 @@ from anabranch.spark.warm import warm
 
 if __name__ == "__main__":
     warm()
+    # A worker collects garbage after every task. Everything imported so far is none, and looking
+    # through it each time would cost more than a small task does.
+    gc.collect()
+    gc.freeze()
     daemon.manager()

@@ -26,6 +26,8 @@ from pyspark.sql.types import (
 )
 
 from anabranch.errors import PlanError
+from anabranch.spark.types import arrow_schema
+from anabranch.state.hashing import can_hash
 
 
 class KeyHash:
@@ -50,6 +52,9 @@ class KeyHash:
         Spark leaves nulls out: ``(null, 'a')`` and ``('a', null)``. State tables compare the keys
         themselves.
         """
+        keyed = arrow_schema(StructType([schema[name] for name in keys]), where="the key")
+        self.travels = not all(can_hash(field.type) for field in keyed)
+        """Whether rows must carry their hash: it is a type that only Spark can hash."""
 
     def normalised(self, frame: DataFrame) -> DataFrame:
         """The frame with values of key columns that Spark takes for equal made the same."""

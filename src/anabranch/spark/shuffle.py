@@ -21,16 +21,21 @@ class Router:
         self.routing = routing
         self._ordered = ordered
         self._key = key
-        self._added = [F.col("*"), key.column.alias(HASH)]
+        self._added = [F.col("*")]
+        if key.travels:
+            self._added.append(key.column.alias(HASH))
         if ordered:
             self._added.append(F.monotonically_increasing_id().alias(SEQUENCE))
-        group = F.pmod(F.col(HASH), F.lit(routing.key_groups)).cast("int")
+        hashed = F.col(HASH) if key.travels else key.column
+        group = F.pmod(hashed, F.lit(routing.key_groups)).cast("int")
         owners = F.array(*[F.lit(int(instance)) for instance in routing.table()])
         self._instance = F.element_at(owners, group + 1)
 
     def routed(self, frame: DataFrame) -> DataFrame:
         """The frame with partition i holding the rows of instance i."""
-        frame = self._key.normalised(frame).select(*self._added)
+        frame = self._key.normalised(frame)
+        if len(self._added) > 1:
+            frame = frame.select(*self._added)
         frame = frame.repartitionById(self.routing.instances, self._instance)
         return frame.sortWithinPartitions(SEQUENCE) if self._ordered else frame
 

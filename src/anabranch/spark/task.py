@@ -19,6 +19,7 @@ from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
 from anabranch.state.checkpoint import write
 from anabranch.state.groups import KeyGroups
+from anabranch.state.hashing import hash_keys
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
@@ -28,6 +29,7 @@ SEQUENCE = "__seq"
 LATE = "__late"
 INPUT_SIDE = "__side"
 _SLICE = 131_072
+_PIECE_ROWS, _PIECE_BYTES = 65_536, 1 << 24
 _LOCK_SECONDS = 60.0
 
 _open: dict[str, StateTable] = {}
@@ -103,16 +105,27 @@ class OperatorTask:
         return event_times(self.operator)
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        if not self.operator.whole_batch:
-            yield from filled
-        elif parts := list(filled):
-            yield pa.concat_batches(parts)
+        """The batches that came, in pieces of a size that is worth the operator's while."""
+        whole = self.operator.whole_batch
+        parts: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            if batch.num_rows:
+                parts.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+            if (rows >= _PIECE_ROWS or size >= _PIECE_BYTES) and not whole:
+                yield _joined(parts)
+                parts, rows, size = [], 0, 0
+        if parts:
+            yield _joined(parts)
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
-        hashes = batch.column(batch.schema.get_field_index(HASH))
         names = [name for name in batch.schema.names if name not in (HASH, SEQUENCE)]
-        return Rows(batch.select(names), hashes.to_numpy().view(np.uint64))
+        if HASH in batch.schema.names:
+            hashes = batch.column(HASH).to_numpy().view(np.uint64)
+        else:
+            hashes = hash_keys([batch.column(name) for name in self.keys], batch.num_rows)
+        return Rows(batch.select(names), hashes)
 
     def _latest(self, rows: Rows, times: list[int | None]) -> list[int | None]:
         latest = list(times)
@@ -173,6 +186,10 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, operator: str) -> pa.Recor
         )
     columns = [batch.column(batch.schema.get_field_index(f.name)).cast(f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import tumbling
 from anabranch.state.capture import capture
 from anabranch.state.groups import KeyGroups
+from anabranch.state.hashing import hash_keys
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
@@ -41,7 +42,7 @@ def warm() -> None:
             "x": np.arange(_ROWS),
         }
     )
-    rows = Rows(batch, (np.arange(_ROWS) % 9).astype(np.uint64))
+    rows = Rows(batch, hash_keys([batch["key"], batch["x"]], _ROWS))
     with tempfile.TemporaryDirectory() as folder:
         for number, operator in enumerate((RunningAggregate(aggregates), window)):
             _run(operator.bind(batch.schema, ["key"]), rows, Path(folder) / str(number))

@@ -22,7 +22,7 @@ def is_word(kind: pa.DataType) -> bool:
 
 def one_word(array: pa.Array) -> Array:
     """The words of an array without nulls whose type :func:`is_word`, not copied."""
-    return (_values(array) if len(array) else np.zeros(0, np.int64)).reshape(-1, 1)
+    return (values(array) if len(array) else np.zeros(0, np.int64)).reshape(-1, 1)
 
 
 def validity(array: pa.Array) -> Array | None:
@@ -42,19 +42,13 @@ def validity_buffer(valid: Array) -> pa.Buffer | None:
 
 
 def to_words(array: pa.Array, valid: Array | None, out: Array) -> None:
-    """Write values into ``out`` (int64, one row per value), zeros for nulls.
-
-    Floating-point values that Spark takes for one key get the same word: the two zeros, and all
-    NaNs.
-    """
+    """Write values into ``out`` (int64, one row per value), zeros for nulls."""
     if len(array) == 0 or types.is_null(array.type):
         return
-    values = _values(array)
-    if values.dtype.kind == "f":
-        values = values + values.dtype.type(0)
-        values[np.isnan(values)] = np.nan
-        values = values.view(f"u{values.dtype.itemsize}")
-    out[:] = values.reshape(len(array), -1)
+    found = values(array)
+    if found.dtype.kind == "f":
+        found = unified(found).view(f"u{found.dtype.itemsize}")
+    out[:] = found.reshape(len(array), -1)
     if valid is not None:
         out[~valid] = 0
 
@@ -64,17 +58,30 @@ def from_words(kind: pa.DataType, words: Array, valid: Array) -> pa.Array:
     if types.is_null(kind):
         return pa.nulls(len(words))
     if types.is_boolean(kind):
-        values = np.packbits(words[:, 0].astype(np.uint8), bitorder="little")
+        data = np.packbits(words[:, 0].astype(np.uint8), bitorder="little")
     elif kind.bit_width < 64:
-        values = words[:, 0].astype(f"u{kind.bit_width // 8}")
+        data = words[:, 0].astype(f"u{kind.bit_width // 8}")
     else:
-        values = np.ascontiguousarray(words)
+        data = np.ascontiguousarray(words)
     return pa.Array.from_buffers(
-        kind, len(words), [validity_buffer(valid), pa.py_buffer(values.reshape(-1))]
+        kind, len(words), [validity_buffer(valid), pa.py_buffer(data.reshape(-1))]
     )
 
 
-def _values(array: pa.Array) -> Array:
+def unified(numbers: Array) -> Array:
+    """Floating-point numbers with one form for those that Spark takes for one key: the two zeros,
+    and all NaNs.
+    """
+    numbers = numbers + numbers.dtype.type(0)
+    numbers[np.isnan(numbers)] = np.nan
+    return numbers
+
+
+def values(array: pa.Array) -> Array:
+    """The values in the buffer of a fixed-width array: signed, unsigned, floating or boolean.
+
+    Types of more than 64 bits have several numbers per value.
+    """
     kind, buffer = array.type, array.buffers()[1]
     if types.is_boolean(kind):
         return _bits(buffer, array.offset, len(array))
@@ -84,8 +91,8 @@ def _values(array: pa.Array) -> Array:
         code, step = f"u{kind.bit_width // 8}", 1
     else:
         code, step = f"i{min(8, kind.bit_width // 8)}", max(1, kind.bit_width // 64)
-    values = np.frombuffer(buffer, dtype=code)
-    return values[array.offset * step : (array.offset + len(array)) * step]
+    found = np.frombuffer(buffer, dtype=code)
+    return found[array.offset * step : (array.offset + len(array)) * step]
 
 
 def _bits(buffer: pa.Buffer, offset: int, length: int) -> Array:
