@@ -21,6 +21,7 @@ import pytest
 from anabranch.backup import Files, Manifests, read_state
 
 FILES, ROWS, KILLS_PER_ROUND = 16, 400, 10
+DAEMON = "anabranch.spark.daemon"
 PROGRAM = Path(__file__).with_name("program.py")
 KILLS = int(os.environ.get("KILLS", "5"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
@@ -114,7 +115,8 @@ def kill_worker(process: subprocess.Popen[str], chance: random.Random) -> bool:
     for child in children(process):
         try:
             parent = child.parent()
-            if parent is not None and "daemon" in " ".join(parent.cmdline()):
+            # Not those of the JVM: the name of the daemon is among its settings as well.
+            if parent is not None and parent.cmdline()[1:3] == ["-m", DAEMON]:
                 workers.append(child)
         except psutil.NoSuchProcess:
             continue
