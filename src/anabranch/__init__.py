@@ -4,8 +4,10 @@ Everything public is here: ``import anabranch as ab``.
 """
 
 from anabranch.backup import Files as Files
+from anabranch.backup.upstream import Upstream as Upstream
 from anabranch.checkpointing import Never as Never
 from anabranch.checkpointing import Periodic as Periodic
+from anabranch.coordinator.events import Event as Event
 from anabranch.coordinator.progress import InstanceProgress as InstanceProgress
 from anabranch.coordinator.progress import Latency as Latency
 from anabranch.coordinator.progress import OperatorProgress as OperatorProgress
@@ -17,6 +19,7 @@ from anabranch.errors import CheckpointNotFound as CheckpointNotFound
 from anabranch.errors import DidNotHappen as DidNotHappen
 from anabranch.errors import Fenced as Fenced
 from anabranch.errors import MayHaveHappened as MayHaveHappened
+from anabranch.errors import Misplaced as Misplaced
 from anabranch.errors import PlanError as PlanError
 from anabranch.errors import QueryFailed as QueryFailed
 from anabranch.errors import SchemaChanged as SchemaChanged
@@ -41,6 +44,7 @@ from anabranch.operators.windows import count_window as count_window
 from anabranch.operators.windows import session_window as session_window
 from anabranch.operators.windows import sliding as sliding
 from anabranch.operators.windows import tumbling as tumbling
+from anabranch.placement.even import Even as Even
 from anabranch.query.query import Query as Query
 from anabranch.query.query import query as query
 from anabranch.query.running import RunningQuery as RunningQuery

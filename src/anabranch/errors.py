@@ -9,7 +9,8 @@
     │   ├── StateLocked                  another task holds it
     │   ├── StateFull                    no room for it in its folder
     │   ├── SchemaChanged                it was written with other columns
-    │   └── Fenced                       a newer attempt has taken over
+    │   ├── Fenced                       a newer attempt has taken over
+    │   └── Misplaced                    a task ran on another node than its state
     ├── CheckpointError                  a checkpoint cannot be used
     │   ├── CheckpointCorrupt            its bytes are not what was written
     │   └── CheckpointNotFound           there is none for that version
@@ -50,6 +51,10 @@ class SchemaChanged(StateError):
 
 class Fenced(StateError):
     """A newer attempt has taken the table over; this one must give up."""
+
+
+class Misplaced(StateError):
+    """A task ran on another node than the one that has its state; it is worth another try."""
 
 
 class CheckpointError(AnabranchError):

@@ -25,7 +25,7 @@ from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
 _MANIFESTS, _PARTS = "manifests/", "parts/"
-_NAME = re.compile(r"(?:manifests|parts)/(\d{12})[.-].*")
+_NAME = re.compile(r"(?:.*/)?(?:manifests|parts)/(\d{12})[.-].*")
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,14 @@ def _digest(body: Any) -> str:
 
 
 class Manifests:
-    """The manifests in a store.
+    """The manifests in a store, and the files they name, in the same or in another one.
 
     One process at a time may put and prune; any number may read.
     """
 
-    def __init__(self, store: BackupStore) -> None:
+    def __init__(self, store: BackupStore, parts: BackupStore | None = None) -> None:
         self._store = store
+        self._parts = store if parts is None else parts
 
     def put(self, manifest: Manifest) -> None:
         """Make a version exist. All of its files must be in the store already."""
@@ -153,7 +154,7 @@ class Manifests:
 
     def versions(self) -> list[Version]:
         """The versions that there are, oldest first."""
-        return sorted(v for v, _ in self._listed(_MANIFESTS))
+        return sorted(v for v, _ in _versioned(self._store.list(_MANIFESTS)))
 
     def latest(self, *, upto: Version | None = None) -> Manifest | None:
         """The manifest of the newest version, or the newest not after ``upto``, if there is one."""
@@ -173,17 +174,18 @@ class Manifests:
             return
         kept = [self.get(version) for version in versions[-retain:]]
         used = {p.name for manifest in kept for op in manifest.operators.values() for p in op.parts}
-        files = list(self._listed(_PARTS))
+        files = [f for f in _versioned(self._parts.list()) if not f[1].startswith(_MANIFESTS)]
         # A manifest goes before its files: none ever names a file that is gone.
         for version in versions[:-retain]:
             self._store.delete(_manifest_name(version))
         for version, name in files:
             if name not in used and version < versions[-1]:
-                self._store.delete(name)
+                self._parts.delete(name)
 
-    def _listed(self, prefix: str) -> list[tuple[Version, str]]:
-        matches = [(_NAME.fullmatch(name), name) for name in self._store.list(prefix)]
-        return [(Version(int(match[1])), name) for match, name in matches if match]
+
+def _versioned(names: Sequence[str]) -> list[tuple[Version, str]]:
+    matches = [(_NAME.fullmatch(name), name) for name in names]
+    return [(Version(int(match[1])), name) for match, name in matches if match]
 
 
 def _manifest_name(version: Version) -> str:

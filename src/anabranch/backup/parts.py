@@ -17,16 +17,19 @@ from anabranch.state.groups import KeyGroups
 from anabranch.state.partition import merge
 
 
-def back_up(store: BackupStore, capture: Capture, data: pa.Buffer | None = None) -> Part:
+def back_up(
+    store: BackupStore, capture: Capture, data: pa.Buffer | None = None, *, under: str = ""
+) -> Part:
     """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
 
-    ``data`` is the file of the capture, if it was written already. All of this can be repeated
+    ``data`` is the file of the capture, if it was written already; ``under`` is put before its
+    name. All of this can be repeated
     after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
     rows another one.
     """
     data = checkpoint.write(capture) if data is None else data
     digest = checkpoint.checksum(data)
-    name = part_name(
+    name = under + part_name(
         capture.operator, capture.instance, capture.version, capture.base is None, digest
     )
     store.put(name, data)

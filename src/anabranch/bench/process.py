@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 from anabranch.bench.harness import Timing
 from anabranch.bench.plan import Outcome, Run, Side
 from anabranch.errors import QueryFailed
+
+_GRACE = 20.0
 
 Tick = Callable[[int], None]
 """Called with the number of batches of the side that are done so far."""
@@ -28,21 +34,36 @@ def run_side(side: Side, tick: Tick = lambda done: None) -> dict[str, Outcome]:
             stderr=errors,
             text=True,
             env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+            start_new_session=True,
         )
         try:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(side.to_json())
             process.stdin.close()
+            # A JVM that does not end keeps the output open, so nobody waits for its end.
+            threading.Thread(target=_end_with, args=(process,), daemon=True).start()
             finished = _listen(process.stdout, tick, {run.name: run.batches for run in side.runs})
             status = process.wait()
         finally:
-            process.kill()
-            process.wait()
+            _kill(process)
         if status:
             errors.seek(0)
             raise QueryFailed(f"the {side.engine} side of the benchmark: {_reason(errors.read())}")
     return finished
+
+
+def _end_with(process: subprocess.Popen[str]) -> None:
+    """Let everything that a process has started end soon after it."""
+    process.wait()
+    time.sleep(_GRACE)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def timings(run: Run, outcome: Outcome) -> dict[str, Timing]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from anabranch.cli.bench import bench
+from anabranch.cli.cluster import cluster
 from anabranch.cli.demo import demo
 from anabranch.cli.state import state
 from anabranch.errors import AnabranchError
@@ -38,3 +39,4 @@ def main() -> None:
 main.add_command(demo)
 main.add_command(state)
 main.add_command(bench)
+main.add_command(cluster)

@@ -9,20 +9,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-
-import pyarrow as pa
 
 from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest, Part
-from anabranch.backup.parts import back_up, retrieve
-from anabranch.backup.store import BackupStore
 from anabranch.checkpointing.policy import Checkpointing, Situation
 from anabranch.coordinator.commits import Commit
+from anabranch.coordinator.events import Events
 from anabranch.coordinator.retries import again
+from anabranch.coordinator.tables import Tables
 from anabranch.spark.task import CaptureOrder
-from anabranch.state.capture import Capture, CheckpointSchema
-from anabranch.state.checkpoint import read
-from anabranch.state.partition import merge
+from anabranch.state.capture import CheckpointSchema
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
@@ -34,8 +29,8 @@ class Taken:
     """What the instances captured in one committed batch, not yet stored."""
 
     commit: Commit
-    files: Mapping[str, tuple[str, ...]]
-    """For each operator the capture files, local to this machine."""
+    files: Mapping[str, Mapping[int, str]]
+    """For each operator the capture files by instance, each on the node of its instance."""
 
 
 class Checkpoints:
@@ -48,15 +43,16 @@ class Checkpoints:
     def __init__(
         self,
         policy: Checkpointing,
-        store: BackupStore,
+        manifests: Manifests,
         schemas: Mapping[str, CheckpointSchema],
-        folder: Path,
+        tables: Tables,
+        events: Events,
     ) -> None:
         self.policy = policy
-        self.manifests = Manifests(store)
-        self._store = store
+        self.manifests = manifests
         self._schemas = schemas
-        self._folder = folder
+        self._tables = tables
+        self._events = events
         self._retain = policy.retain
         self._base: Version | None = None
         self._last = time.monotonic_ns()
@@ -80,9 +76,11 @@ class Checkpoints:
         self._base = base
         self._last = time.monotonic_ns()
         self._batches = 0
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for left_over in self._folder.iterdir():
-            left_over.unlink()
+
+    def start_anew(self) -> None:
+        """Let the next checkpoint be a full one, as soon as possible: backups were lost."""
+        self._base = None
+        self._forced = True
 
     def force(self) -> None:
         """Take a checkpoint with the next batch, whatever the policy says."""
@@ -97,7 +95,7 @@ class Checkpoints:
         if kind is None and not self._forced:
             return None
         base = self._base if kind == "delta" and self.failure is None else None
-        return CaptureOrder(str(self._folder), base)
+        return CaptureOrder(base)
 
     def committed(self, taken: Taken | None) -> None:
         """A batch is committed; store what it captured, if it was asked to."""
@@ -110,14 +108,10 @@ class Checkpoints:
         self._busy.set()
         self._queue.put(taken)
 
-    def store(self, commit: Commit, captures: Mapping[str, list[Capture]]) -> None:
+    def store(self, taken: Taken) -> None:
         """Store full captures now, and wait for it."""
         self.wait()
-        parts = {
-            name: [again(partial(back_up, self._store, capture)) for capture in of]
-            for name, of in captures.items()
-        }
-        self._publish(commit, parts)
+        self._store_taken(taken)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is on its way any more."""
@@ -144,18 +138,18 @@ class Checkpoints:
                 self._busy.clear()
 
     def _store_taken(self, taken: Taken) -> None:
-        parts: dict[str, list[Part]] = {}
-        for name, files in taken.files.items():
-            parts[name] = []
-            for file in files:
-                with pa.memory_map(file) as mapped:
-                    data = mapped.read_buffer()
-                    capture = read(data, name=file)
-                    parts[name].append(again(partial(back_up, self._store, capture, data)))
-        self._publish(taken.commit, parts)
-        for files in taken.files.values():
-            for file in files:
-                Path(file).unlink(missing_ok=True)
+        with self._events.timed("checkpoint", version=taken.commit.version) as details:
+            parts = {
+                name: [
+                    again(partial(self._tables.store, name, instance, file))
+                    for instance, file in files.items()
+                ]
+                for name, files in taken.files.items()
+            }
+            self._publish(taken.commit, parts)
+            stored = [part for of in parts.values() for part in of]
+            details["bytes"] = sum(part.bytes for part in stored)
+            details["full"] = all(part.base is None for part in stored)
         self._shorten(taken.commit)
 
     def _publish(self, commit: Commit, parts: Mapping[str, list[Part]]) -> None:
@@ -185,9 +179,9 @@ class Checkpoints:
         for name, of in chains.items():
             parts[name] = []
             operator = manifest.operators[name]
-            for chain in of.values():
-                merged = merge(retrieve(self._store, replace(operator, parts=tuple(chain))))
-                parts[name].append(again(partial(back_up, self._store, merged)))
+            for instance, chain in of.items():
+                saved = replace(operator, parts=tuple(chain))
+                parts[name].append(again(partial(self._tables.shorten, name, instance, saved)))
         self._publish(commit, parts)
 
 

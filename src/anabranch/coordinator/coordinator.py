@@ -6,18 +6,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.coordinator.checkpoints import Checkpoints, Taken
+from anabranch.coordinator.cluster import Cluster
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog
+from anabranch.coordinator.events import Events
 from anabranch.coordinator.failures import lost_worker, translated
 from anabranch.coordinator.frames import Frames, Step
 from anabranch.coordinator.progress import Progress, operator_progress
+from anabranch.coordinator.recovery import Recovery
+from anabranch.coordinator.replay import Buffers
+from anabranch.coordinator.scaling import Scaling
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import QueryFailed, StateMissing
+from anabranch.nodes.root import StateRoot
+from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark.logs import SparkLogs
@@ -31,8 +38,9 @@ from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
-_ATTEMPTS = 5
+_ATTEMPTS = 8
 _RECENT = 100
+_MOST_BUFFERS = 200
 
 
 @dataclass
@@ -42,13 +50,23 @@ class Running:
     query: str
     plan: Plan
     bounds: Mapping[Stateful, Bound]
-    routing: Mapping[str, Routing]
+    routing: dict[str, Routing]
+    root: StateRoot
     tables: Tables
     checkpoints: Checkpoints
     commits: CommitLog
     logs: SparkLogs
+    events: Events
     local: bool
     fence: int
+    cluster: Cluster | None = None
+    """The nodes, or None where the driver runs the tasks itself."""
+    placement: Even = field(default_factory=Even)
+    buffers: Buffers = field(default_factory=dict)
+    needed: Version | None = None
+    """Buffers after this version are kept for a change that is under way."""
+    remember: Callable[[], None] = lambda: None
+    """Notes routing and placement in the checkpoint folder."""
     committed: Commit = NOTHING
     replay_until: Version = NO_VERSION
     """Batches up to this one were delivered before; they are run again for their state alone."""
@@ -69,14 +87,27 @@ class Coordinator:
         self._reports = Reports(spark.sparkContext)
         self._first = True
         self._tuned: SparkSession | None = None
-        self._routers = {
-            node: Router(bound.hash, running.routing[bound.name], ordered=bound.ordered)
-            for node, bound in running.bounds.items()
-        }
+        self.routers: dict[Stateful, Router] = {}
+        self.reroute()
+        self._recovery = Recovery(self)
+        self.scaling = Scaling(self)
         self._narrow = all(
             is_fixed(field.type) for bound in running.bounds.values() for field in bound.input
         )
         self._operators = {bound.name: bound.operator for bound in running.bounds.values()}
+
+    @property
+    def reports(self) -> Reports:
+        """Where the tasks of the query report."""
+        return self._reports
+
+    def reroute(self) -> None:
+        """Send rows by the routing as it is now."""
+        running = self.running
+        for node, bound in running.bounds.items():
+            routing = running.routing[bound.name]
+            if node not in self.routers or self.routers[node].routing != routing:
+                self.routers[node] = Router(bound.hash, routing, ordered=bound.ordered)
 
     def run_batch(self, frame: DataFrame, batch: int) -> None:
         """Called by Spark for every micro-batch, and again for one it does not know to be done."""
@@ -117,25 +148,43 @@ class Coordinator:
         """Run a batch until it succeeds: a lost worker process costs an attempt, not the query."""
         delivery = Delivery(self.running.query, version, self._first)
         batch_time = self.running.logs.batch_time(version)
+        suspicious = False
         for attempt in range(1, _ATTEMPTS + 1):
+            self._recovery.heal(thorough=suspicious)
             self.running.fence += 1
-            frames = Frames(
-                self.running.plan, frame, self._steps(version, batch_time, order), self._reports
-            )
+            steps = self._steps(version, batch_time, order)
+            frames = Frames(self.running.plan, frame, steps, self._reports)
             try:
                 for output in self.running.plan.outputs:
                     if version <= self.running.replay_until:
                         frames.discard(output)
                     else:
                         frames.deliver(output, delivery)
-                return self._complete(version), attempt
+                complete = self._complete(version)
+                self._keep(version, steps)
+                return complete, attempt
             except Exception as error:
-                if self.stopping or attempt == _ATTEMPTS or not lost_worker(error):
+                suspicious = isinstance(translated(error), StateMissing)
+                curable = lost_worker(error) or self._recovery.can_cure(error)
+                if self.stopping or attempt == _ATTEMPTS or not curable:
                     raise
                 _log.warning("batch %s: a worker was lost, trying again", version)
             finally:
                 frames.release()
         raise AssertionError("the last attempt returns or raises")
+
+    def _keep(self, version: Version, steps: Mapping[Stateful, Step]) -> None:
+        """Keep what was sent to operators until it is in a checkpoint."""
+        stored = self.running.checkpoints.stored
+        if self.running.needed is not None:
+            stored = min(stored, self.running.needed)
+        for step in steps.values():
+            if step.buffer is None:
+                continue
+            kept = self.running.buffers.setdefault(step.bound.name, {})
+            kept[version] = step
+            for old in [v for v in kept if v <= stored or v <= version - _MOST_BUFFERS]:
+                del kept[old]
 
     def _steps(
         self, version: Version, batch_time: int, order: CaptureOrder | None
@@ -151,18 +200,21 @@ class Coordinator:
                     layout=bound.layout,
                     output=bound.output,
                     side=bound.input if bound.side else None,
-                    folder=str(
-                        self.running.tables.folder(bound.name, self.running.routing[bound.name])
-                    ),
+                    root=self.running.root,
+                    tables=self.running.tables.folder(bound.name, self.running.routing[bound.name]),
                     version=version,
                     fence=self.running.fence,
                     watermark=watermarks.of(bound.name, bound.operator),
                     batch_time=batch_time,
                     track_changes=self.running.checkpoints.policy.tracks_changes,
                     groups=self.running.routing[bound.name].owners,
+                    instances=tuple(range(self.running.routing[bound.name].instances)),
+                    hosts=()
+                    if self.running.cluster is None
+                    else self.running.tables.placement[bound.name],
                     capture=order,
                 ),
-                self._routers[node],
+                self.routers[node],
             )
             for node, bound in self.running.bounds.items()
         }
@@ -210,8 +262,8 @@ class Coordinator:
 def _taken(commit: Commit, order: CaptureOrder | None, reports: Iterable[Report]) -> Taken | None:
     if order is None:
         return None
-    files: dict[str, tuple[str, ...]] = {}
+    files: dict[str, dict[int, str]] = {}
     for report in reports:
         if report.captured is not None:
-            files[report.operator] = (*files.get(report.operator, ()), report.captured)
+            files.setdefault(report.operator, {})[report.instance] = report.captured
     return Taken(commit, files)

@@ -15,8 +15,10 @@ _LOST_WORKER = (
     "Connection reset",
     "Broken pipe",
     "ExecutorLostFailure",
+    "FetchFailed",
+    "has failed the maximum allowable number of times",
 )
-_TRY_AGAIN = {"StateLocked", "Fenced"}
+_TRY_AGAIN = {"StateLocked", "Fenced", "Misplaced"}
 
 
 def lost_worker(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructField, StructType
 
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Node, Output, Plan, Side, Source, Stateful, Transform
+from anabranch.spark.buffers import Buffer
 from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, both_sides
 from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
@@ -22,13 +23,15 @@ from anabranch.spark.task import LATE, OperatorTask
 from anabranch.spark.types import spark_schema
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
     """How one operator is to run in one batch."""
 
     bound: Bound
     task: OperatorTask
     router: Router
+    buffer: Buffer | None = None
+    """What the batch has sent to the operator, on a cluster: kept, to be sent again."""
 
 
 class Frames:
@@ -83,10 +86,7 @@ class Frames:
             case Transform(before, function):
                 return function(self._frame(before))
             case Stateful():
-                whole = self._whole(node)
-                if not self._steps[node].bound.side:
-                    return whole
-                return whole.where(F.col(LATE).isNull()).drop(LATE)
+                return without_late(self._steps[node], self._whole(node))
             case Side(of):
                 return self._whole(of).where(F.col(LATE).isNotNull()).select(f"{LATE}.*")
             case Source():
@@ -102,17 +102,17 @@ class Frames:
         return self._mixed[node]
 
     def _run(self, step: Step) -> DataFrame:
-        schema = spark_schema(step.bound.output)
-        if step.bound.side:
-            late = spark_schema(step.bound.input)
-            schema = StructType([*schema.fields, StructField(LATE, late)])
-        return self._input(step).mapInArrow(partial(step.task.run, self._reports), schema)
+        run = partial(step.task.run, self._reports)
+        return self._input(step).mapInArrow(run, result_schema(step.bound))
 
     def _input(self, step: Step) -> DataFrame:
         node = step.bound.node
         frames = [self._frame(before) for before in node.inputs]
         frame = frames[0] if len(frames) == 1 else both_sides(frames, node.keys)
-        return step.router.routed(frame)
+        if not step.task.hosts:
+            return step.router.routed(frame)
+        step.buffer = Buffer(frame.sparkSession, step.router.sent(frame))
+        return step.router.in_order(step.buffer.pinned(step.task.hosts))
 
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
         consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Side)]
@@ -122,6 +122,19 @@ class Frames:
         kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
         self._kept.append(kept)
         return kept
+
+
+def result_schema(bound: Bound) -> StructType:
+    """The columns that the tasks of an operator return, its side output among them."""
+    schema = spark_schema(bound.output)
+    if not bound.side:
+        return schema
+    return StructType([*schema.fields, StructField(LATE, spark_schema(bound.input))])
+
+
+def without_late(step: Step, whole: DataFrame) -> DataFrame:
+    """The results of an operator without its side output."""
+    return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
 
 
 def _run_and_write(

@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Identity:
     run: int
     operators: Mapping[str, Mapping[str, Any]]
     routing: Mapping[str, Routing]
+    placement: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The hosts of each operator's instances, if it ran on a cluster."""
 
     @property
     def fence(self) -> int:
@@ -44,7 +46,8 @@ def load(store: BackupStore) -> Identity | None:
     try:
         value = json.loads(text)
         routing = {n: Routing.from_json(o["routing"]) for n, o in value["operators"].items()}
-        return Identity(value["query"], int(value["run"]), value["operators"], routing)
+        placement = {n: tuple(o.get("hosts", ())) for n, o in value["operators"].items()}
+        return Identity(value["query"], int(value["run"]), value["operators"], routing, placement)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{_FILE}: not the description of a query: {error}") from error
 
@@ -57,7 +60,11 @@ def new_query() -> str:
 def save(store: BackupStore, identity: Identity) -> None:
     """Write the description of a query."""
     operators = {
-        name: {**described, "routing": identity.routing[name].to_json()}
+        name: {
+            **described,
+            "routing": identity.routing[name].to_json(),
+            "hosts": list(identity.placement.get(name, ())),
+        }
         for name, described in identity.operators.items()
     }
     value = {"query": identity.query, "run": identity.run, "operators": operators}

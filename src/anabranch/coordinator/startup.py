@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
-import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from anabranch.backup.files import Files, FileStore
-from anabranch.backup.manifests import Manifest
-from anabranch.backup.parts import retrieve
+from anabranch.backup.manifests import Manifest, Manifests
+from anabranch.backup.peers import PeerStore
 from anabranch.backup.store import Backup, BackupStore
+from anabranch.backup.upstream import Upstream, holder
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import identity, rewind
 from anabranch.coordinator.checkpoints import Checkpoints
+from anabranch.coordinator.cluster import Cluster
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog
 from anabranch.coordinator.coordinator import Running
+from anabranch.coordinator.events import Events
 from anabranch.coordinator.identity import DriverLock, Identity
+from anabranch.coordinator.replay import stateful_before
 from anabranch.coordinator.rewind import Rewind
-from anabranch.coordinator.tables import Tables
-from anabranch.places import absolute, is_local, resolve
+from anabranch.coordinator.tables import HERE, Tables
+from anabranch.errors import PlanError
+from anabranch.nodes.root import StateRoot
+from anabranch.nodes.tickets import Secret
+from anabranch.nodes.workbench import Workbench
+from anabranch.placement.even import Even
+from anabranch.places import absolute, resolve
+from anabranch.places import is_local as is_on_disk
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark.logs import SparkLogs
+from anabranch.spark.nodes import is_local
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
-from anabranch.state.partition import partition
 from anabranch.units import Version
 
-_SHARED_MEMORY = Path("/dev/shm")
+_NODES_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of a query: what lasts, and what only this machine has."""
+    """The folders of a query: what lasts, and what only the nodes have."""
 
     folder: str
     store: BackupStore
     log: BackupStore
     """The same folder, for what may be lost with the machine's power: it can be done again."""
-    backup: BackupStore
-    state: Path
+    backup: Backup | Upstream
+    state: str | None
 
     @classmethod
-    def of(cls, folder: str | Path, backup: Backup | None, state: str | Path | None) -> Place:
+    def of(
+        cls, folder: str | Path, backup: Backup | Upstream | None, state: str | Path | None
+    ) -> Place:
         """Open a checkpoint folder, with the backups in it unless a store is given."""
         place = absolute(folder)
-        store = Files(place).open()
+        files = Files(place)
         log = FileStore(*resolve(place), flush=False)
-        if state is None:
-            memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-            state = memory / "anabranch"
-        return cls(
-            place, store, log, store if backup is None else backup.open(), Path(state).absolute()
-        )
+        given = None if state is None else str(Path(state).absolute())
+        return cls(place, files.open(), log, files if backup is None else backup, given)
 
     @property
     def spark(self) -> str:
@@ -90,28 +101,114 @@ def assemble(
     plan: Plan,
     bounds: Mapping[Stateful, Bound],
     policy: Checkpointing,
+    placing: Even,
     before: Identity,
     routing: Mapping[str, Routing],
+    spark: SparkSession,
 ) -> tuple[Running, DriverLock]:
     """Take the query over from whoever ran it last, and note that a new run has begun."""
-    root = place.state / before.query
-    lock = DriverLock(root)
-    now = Identity(before.query, before.run + 1, before.operators, before.routing)
+    root = StateRoot(before.query, place.state)
+    lock = DriverLock(root.path())
+    now = replace(before, run=before.run + 1)
     identity.save(place.store, now)
     schemas = {bound.name: CheckpointSchema.of(bound.layout) for bound in bounds.values()}
+    events = Events(place.log, now.run)
+    if is_local(spark):
+        cluster, tables, parts = None, *_on_one_machine(place, bounds, root, before, routing)
+    else:
+        cluster = Cluster(spark, root, _files(place), Secret.new())
+        tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
     running = Running(
         query=before.query,
         plan=plan,
         bounds=bounds,
-        routing=routing,
-        tables=Tables(root, bounds.values()),
-        checkpoints=Checkpoints(policy, place.backup, schemas, root / "captures"),
+        routing=dict(routing),
+        root=root,
+        tables=tables,
+        checkpoints=Checkpoints(policy, Manifests(place.store, parts), schemas, tables, events),
         commits=CommitLog(place.log),
         logs=SparkLogs(place.spark),
-        local=is_local(place.folder),
+        events=events,
+        local=is_on_disk(place.folder),
         fence=now.fence,
+        cluster=cluster,
+        placement=placing,
     )
+    running.remember = partial(remember, place, running)
     return running, lock
+
+
+def _on_one_machine(
+    place: Place,
+    bounds: Mapping[Stateful, Bound],
+    root: StateRoot,
+    before: Identity,
+    routing: Mapping[str, Routing],
+) -> tuple[Tables, BackupStore]:
+    if isinstance(place.backup, Upstream):
+        raise PlanError(
+            "backup=Upstream() needs a cluster: here the driver runs all tasks itself, and there "
+            "is no other node; use Files(...), or a Spark master with executors"
+        )
+    store = place.backup.open()
+    bench = Workbench(root.path(), store)
+    hosts = {
+        name: (HERE,) * max(of.instances, before.routing[name].instances)
+        for name, of in routing.items()
+    }
+    return Tables(bounds.values(), lambda host: bench, hosts), store
+
+
+def _on_nodes(
+    place: Place,
+    plan: Plan,
+    bounds: Mapping[Stateful, Bound],
+    cluster: Cluster,
+    placing: Even,
+    before: Identity,
+    routing: Mapping[str, Routing],
+) -> tuple[Tables, BackupStore]:
+    instances = {name: of.instances for name, of in routing.items()}
+    alive = _wait_for_nodes(cluster)
+    placed = placing.place(instances, alive, before.placement)
+    if not isinstance(place.backup, Upstream):
+        return Tables(bounds.values(), cluster.bench, placed), place.backup.open()
+
+    def keeper(operator: str, instance: int) -> str:
+        own = tables.placement[operator][instance]
+        return holder(operator, instance, own, upstream_hosts(plan, operator, tables, cluster))
+
+    tables = Tables(bounds.values(), cluster.bench, placed, keeper)
+    return tables, PeerStore(cluster.stores)
+
+
+def upstream_hosts(plan: Plan, operator: str, tables: Tables, cluster: Cluster) -> set[str]:
+    """The hosts that send rows to an operator: any may read a source."""
+    (node,) = [n for n in plan.nodes() if isinstance(n, Stateful) and n.name == operator]
+    before = [up for way in node.inputs for up in stateful_before(way)]
+    alive = cluster.alive()
+    hosts = {host for up in before for host in tables.placement[up.name]} & alive
+    return hosts if len(hosts) > 1 else set(alive)
+
+
+def _files(place: Place) -> str | None:
+    if isinstance(place.backup, Files):
+        return place.backup.uri
+    if isinstance(place.backup, Upstream):
+        return None
+    raise PlanError(f"on a cluster backups go to Files(...) or Upstream(), not to {place.backup!r}")
+
+
+def _wait_for_nodes(cluster: Cluster) -> frozenset[str]:
+    deadline = time.monotonic() + _NODES_SECONDS
+    while not (alive := cluster.alive()):
+        if time.monotonic() > deadline:
+            raise PlanError(
+                f"no executor has come up within {_NODES_SECONDS:.0f} seconds: does the cluster "
+                "have workers with enough free memory and cores?"
+            )
+        time.sleep(0.1)
+    return alive
 
 
 def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Rewind | None:
@@ -127,6 +224,9 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     manifest = running.checkpoints.manifests.latest(upto=target)
     stored = NOTHING.version if manifest is None else manifest.version
     in_place = begun is None and committed.version == target
+    if running.cluster is not None:
+        in_place = in_place and dict(before) == running.routing
+        _place(running, _wait_for_nodes(running.cluster))
     if in_place and target >= 0 and running.tables.usable(before, target):
         for name, routing in running.routing.items():
             if routing != before[name]:
@@ -139,7 +239,8 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
             running.tables.create(name, routing)
         running.committed = NOTHING
     else:
-        _restore(place.backup, running, manifest)
+        for name, routing in running.routing.items():
+            running.tables.restore(name, routing, manifest.operators[name])
         times = {name: tuple(seen) for name, seen in manifest.info["times"].items()}
         running.committed = Commit(manifest.version, times)
     running.checkpoints.reset(stored, _base(running, manifest, before))
@@ -149,14 +250,26 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     return rewind.plan(stored, target, running.logs, begun)
 
 
+def _place(running: Running, alive: frozenset[str]) -> None:
+    instances = {name: of.instances for name, of in running.routing.items()}
+    running.tables.placement = running.placement.place(instances, alive, running.tables.placement)
+
+
 def settle(place: Place, running: Running) -> None:
     """Note how operators are divided now that their tables are; drop the old ones."""
+    running.buffers.clear()
+    remember(place, running)
+    alive = () if running.cluster is None else running.cluster.alive()
+    running.tables.keep_only(running.routing, alive)
+
+
+def remember(place: Place, running: Running) -> None:
+    """Note how operators are divided, and where they are."""
     now = identity.load(place.store)
-    if now is not None and dict(now.routing) != dict(running.routing):
-        identity.save(
-            place.store, Identity(now.query, now.run, now.operators, dict(running.routing))
-        )
-    running.tables.keep_only(running.routing)
+    placed = {} if running.cluster is None else running.tables.placement
+    if now is None or (dict(now.routing), dict(now.placement)) == (running.routing, placed):
+        return
+    identity.save(place.store, replace(now, routing=dict(running.routing), placement=placed))
 
 
 def _base(
@@ -166,10 +279,3 @@ def _base(
     if manifest is None or dict(running.routing) != dict(before):
         return None
     return manifest.version
-
-
-def _restore(backup: BackupStore, running: Running, manifest: Manifest) -> None:
-    for name, routing in running.routing.items():
-        captures = retrieve(backup, manifest.operators[name])
-        parts = partition(captures, dict(enumerate(routing.owners)))
-        running.tables.restore(name, routing, parts)

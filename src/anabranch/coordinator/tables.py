@@ -1,111 +1,170 @@
-"""The state tables of a query on this machine: whether they can be used, and making them so."""
+"""The state tables of a query, wherever they are: whether they can be used, and making them so."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
-from anabranch.errors import StateError
+from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.peers import peer_name
+from anabranch.nodes.workbench import Bench, Workbench
 from anabranch.plan.bind import Bound
-from anabranch.state.capture import Capture, capture
 from anabranch.state.groups import Routing
 from anabranch.state.partition import partition
 from anabranch.state.restore import restore
-from anabranch.state.table import StateTable
 from anabranch.units import Version
 
-_LOCK_SECONDS = 60.0
+T = TypeVar("T")
+
+HERE = ""
+"""The host of everything where the driver runs the tasks itself."""
 
 
 class Tables:
-    """One table per operator and instance, below one folder."""
+    """One table per operator and instance, each on the host where the instance is placed.
 
-    def __init__(self, root: Path, bounds: Iterable[Bound]) -> None:
-        self._root = root
+    ``benches`` gives the workbench of a host. ``holder`` says which host keeps the backups of an
+    instance, or None if they all go to the same store.
+    """
+
+    def __init__(
+        self,
+        bounds: Iterable[Bound],
+        benches: Callable[[str], Bench],
+        placement: Mapping[str, Sequence[str]],
+        holder: Callable[[str, int], str] | None = None,
+    ) -> None:
         self._bounds = {bound.name: bound for bound in bounds}
+        self._benches = benches
+        self._holder = holder
+        self.placement = {name: tuple(hosts) for name, hosts in placement.items()}
 
-    def folder(self, operator: str, routing: Routing) -> Path:
-        """Where the tables of an operator are, one folder each, named by instance.
+    def placed(self, placement: Mapping[str, Sequence[str]]) -> Tables:
+        """The same operators' tables, with instances on other hosts."""
+        return Tables(self._bounds.values(), self._benches, placement, self._holder)
+
+    def folder(self, operator: str, routing: Routing) -> str:
+        """Where a node has the tables of an operator, one folder each, named by instance.
 
         Tables divided in another way are in another folder, so they are never taken for these.
         """
-        return self._root / "tables" / f"{operator}@{routing.epoch}"
+        return f"{operator}@{routing.epoch}"
+
+    def name(self, operator: str, routing: Routing, instance: int) -> str:
+        """The name of a table on its node."""
+        return f"{self.folder(operator, routing)}/{instance}"
 
     def usable(self, routing: Mapping[str, Routing], version: Version) -> bool:
         """Whether every table is there and is, or can be rolled back to, a committed version."""
-        return all(
-            self._is_at(self.folder(name, routing[name]) / str(instance), bound, version)
-            for name, bound in self._bounds.items()
-            for instance in range(routing[name].instances)
-        )
+        return all(self.unusable(name, routing[name], version) == [] for name in self._bounds)
 
-    def _is_at(self, folder: Path, bound: Bound, version: Version) -> bool:
-        try:
-            table = StateTable.open(folder, bound.layout)
-        except StateError:
-            return False
-        try:
-            with table.lock(_LOCK_SECONDS):
-                if table.unfinished is not None or table.version == version + 1:
-                    table.rollback()
-                return table.version == version
-        except StateError:
-            return False
-        finally:
-            table.close()
+    def unusable(self, operator: str, routing: Routing, version: Version) -> list[int]:
+        """The instances whose tables cannot be used at a version."""
+        layout = self._bounds[operator].layout
 
-    def capture(self, operator: str, routing: Routing) -> list[Capture]:
-        """All rows of an operator's tables, as they are between two batches."""
-        bound = self._bounds[operator]
-        captures = []
-        for instance, groups in enumerate(routing.owners):
-            folder = self.folder(operator, routing) / str(instance)
-            table = StateTable.open(folder, bound.layout)
-            try:
-                with table.lock(_LOCK_SECONDS):
-                    captures.append(capture(table, operator, instance, groups=groups, base=None))
-            finally:
-                table.close()
-        return captures
+        def fits(instance: int) -> bool:
+            table = self.name(operator, routing, instance)
+            return self._bench(operator, instance).usable(table, layout, version)
+
+        instances = list(range(routing.instances))
+        return [i for i, good in zip(instances, _each(fits, instances), strict=True) if not good]
+
+    def capture(self, operator: str, routing: Routing) -> dict[int, str]:
+        """Write all rows of an operator's tables to files where they are, by instance."""
+        layout = self._bounds[operator].layout
+
+        def taken(instance: int) -> str:
+            return self._bench(operator, instance).capture(
+                self.name(operator, routing, instance),
+                layout,
+                operator,
+                instance,
+                routing.owners[instance],
+            )
+
+        instances = list(range(routing.instances))
+        return dict(zip(instances, _each(taken, instances), strict=True))
+
+    def fetch(self, operator: str, files: Mapping[int, str]) -> list[bytes]:
+        """The bytes of capture files, which are removed."""
+        return _each(lambda i: self._bench(operator, i).fetch(files[i]), list(files))
+
+    def store(self, operator: str, instance: int, file: str) -> Part:
+        """Put a capture file into the backup store."""
+        return self._bench(operator, instance).store(file, self._under(operator, instance))
+
+    def shorten(self, operator: str, instance: int, saved: OperatorManifest) -> Part:
+        """Merge a chain of stored files of an instance into one, where the instance is."""
+        return self._bench(operator, instance).shorten(saved, self._under(operator, instance))
 
     def rescale(self, operator: str, before: Routing, after: Routing) -> None:
-        """Divide an operator's tables anew; the old ones stay until :meth:`keep_only`."""
-        parts = partition(self.capture(operator, before), dict(enumerate(after.owners)))
-        self.restore(operator, after, parts)
+        """Divide an operator's tables on this machine anew; the old ones stay for now."""
+        bound, bench = self._bounds[operator], self._bench(operator, 0)
+        assert isinstance(bench, Workbench), "tables are rescaled in place on one machine only"
+        files = self.capture(operator, before)
+        captures = [bench.read(file) for file in files.values()]
+        for instance, parts in partition(captures, dict(enumerate(after.owners))).items():
+            path = bench.cleared(self.name(operator, after, instance))
+            restore(path, bound.layout, parts)
+        for file in files.values():
+            Path(file).unlink()
 
     def restore(
-        self, operator: str, routing: Routing, parts: Mapping[int, Sequence[Capture]]
+        self,
+        operator: str,
+        routing: Routing,
+        saved: OperatorManifest,
+        instances: Sequence[int] | None = None,
+    ) -> int:
+        """Make an operator's tables, or some, from a checkpoint; returns the bytes read."""
+        layout = self._bounds[operator].layout
+        chosen = list(range(routing.instances)) if instances is None else list(instances)
+
+        def made(instance: int) -> int:
+            table, groups = self.name(operator, routing, instance), routing.owners[instance]
+            return self._bench(operator, instance).restore(table, layout, saved, groups)
+
+        return sum(_each(made, chosen))
+
+    def create(
+        self, operator: str, routing: Routing, instances: Sequence[int] | None = None
     ) -> None:
-        """Make an operator's tables from the captures of each instance."""
-        bound = self._bounds[operator]
-        fresh = self._root / "restoring"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        for instance in range(routing.instances):
-            restore(fresh / str(instance), bound.layout, parts[instance])
-        self._install(fresh, self.folder(operator, routing))
+        """Make an operator's tables, or some, without any state, as before the first batch."""
+        layout = self._bounds[operator].layout
+        chosen = list(range(routing.instances)) if instances is None else list(instances)
+        _each(
+            lambda i: self._bench(operator, i).create(self.name(operator, routing, i), layout),
+            chosen,
+        )
 
-    def create(self, operator: str, routing: Routing) -> None:
-        """Make an operator's tables without any state, as they are before the first batch."""
-        fresh = self._root / "restoring"
-        shutil.rmtree(fresh, ignore_errors=True)
-        for instance in range(routing.instances):
-            StateTable.create(fresh / str(instance), self._bounds[operator].layout).close()
-        self._install(fresh, self.folder(operator, routing))
+    def keep_only(self, routing: Mapping[str, Routing], hosts: Iterable[str] = ()) -> None:
+        """Remove tables that were divided in other ways, or are elsewhere now."""
+        wanted: dict[str, list[str]] = {host: [] for host in hosts}
+        for name, of in routing.items():
+            for instance in range(of.instances):
+                host = self.placement[name][instance]
+                wanted.setdefault(host, []).append(self.name(name, of, instance))
+        _each(lambda host: self._benches(host).keep_only(wanted[host]), list(wanted))
 
-    def _install(self, fresh: Path, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh.rename(folder)
-
-    def keep_only(self, routing: Mapping[str, Routing]) -> None:
-        """Remove tables that were divided in other ways."""
-        wanted = {self.folder(name, of) for name, of in routing.items()}
-        for folder in (self._root / "tables").iterdir():
-            if folder not in wanted:
-                shutil.rmtree(folder)
-
-    def destroy(self) -> None:
+    def destroy(self, hosts: Iterable[str] = ()) -> None:
         """Give the memory back."""
-        shutil.rmtree(self._root / "tables", ignore_errors=True)
+        everywhere = {host for placed in self.placement.values() for host in placed}
+        _each(lambda host: self._benches(host).keep_only(()), sorted(everywhere | set(hosts)))
+
+    def _bench(self, operator: str, instance: int) -> Bench:
+        return self._benches(self.placement[operator][instance])
+
+    def _under(self, operator: str, instance: int) -> str:
+        if self._holder is None:
+            return ""
+        return peer_name(self._holder(operator, instance), "")
+
+
+def _each(work: Callable[[int], T] | Callable[[str], T], over: Sequence[object]) -> list[T]:
+    """Do something for all of these, at the same time."""
+    if len(over) <= 1:
+        return [work(item) for item in over]  # type: ignore[arg-type]
+    with ThreadPoolExecutor(len(over)) as pool:
+        return list(pool.map(work, over))

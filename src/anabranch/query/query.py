@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from anabranch.backup.store import Backup
+from anabranch.backup.upstream import Upstream
 from anabranch.checkpointing.policy import Checkpointing, Periodic
 from anabranch.errors import PlanError
+from anabranch.placement.even import Even
 from anabranch.plan.bind import bind
 from anabranch.plan.graph import Output, Plan
 from anabranch.query.running import RunningQuery, Settings
@@ -36,7 +38,8 @@ class Query:
         folder: str | Path,
         *,
         checkpointing: Checkpointing | None = None,
-        backup: Backup | None = None,
+        backup: Backup | Upstream | None = None,
+        placement: Even | None = None,
         instances: int | None = None,
         every: Duration | None = None,
         available_now: bool = False,
@@ -72,6 +75,7 @@ class Query:
             folder=folder,
             checkpointing=checkpointing if checkpointing is not None else Periodic(),
             backup=backup,
+            placement=placement if placement is not None else Even(),
             instances=instances,
             trigger=trigger,
             state_folder=state_folder,

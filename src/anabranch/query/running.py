@@ -15,18 +15,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from anabranch.backup.parts import state_rows
 from anabranch.backup.store import Backup
+from anabranch.backup.upstream import Upstream
 from anabranch.checkpointing.policy import Checkpointing, Never
 from anabranch.coordinator import startup
+from anabranch.coordinator.checkpoints import Taken
 from anabranch.coordinator.coordinator import Coordinator, Running
+from anabranch.coordinator.events import Event
 from anabranch.coordinator.identity import DriverLock
 from anabranch.coordinator.progress import Latency, Progress
 from anabranch.coordinator.startup import Place
+from anabranch.coordinator.tables import HERE
 from anabranch.errors import AnabranchError, PlanError, QueryFailed, StateMissing
+from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark.session import quick_logs
 from anabranch.spark.sinks.simple import MemorySink
 from anabranch.spark.sources import combine
+from anabranch.state.checkpoint import read
+from anabranch.state.groups import Routing
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
@@ -39,7 +46,8 @@ class Settings:
 
     folder: str | Path
     checkpointing: Checkpointing
-    backup: Backup | None
+    backup: Backup | Upstream | None
+    placement: Even
     instances: int | None
     trigger: Mapping[str, Any] | None
     state_folder: str | Path | None
@@ -78,7 +86,14 @@ class RunningQuery:
         instances = settings.instances or spark.sparkContext.defaultParallelism
         before, routing = startup.identify(place, bounds, instances)
         running, lock = startup.assemble(
-            place, plan, bounds, settings.checkpointing, before, routing
+            place,
+            plan,
+            bounds,
+            settings.checkpointing,
+            settings.placement,
+            before,
+            routing,
+            spark,
         )
         query = cls(place, spark, settings, running, lock)
         try:
@@ -155,9 +170,12 @@ class RunningQuery:
             raise PlanError(
                 f"no operator {operator!r}; the query has {sorted(self._running.routing)}"
             )
+        tables = self._running.tables
         with self._coordinator.turn:
-            captures = self._running.tables.capture(operator, routing)
-        return state_rows(captures)
+            files = tables.capture(operator, self._running.routing[operator])
+        return state_rows(
+            [read(pa.py_buffer(data), name=operator) for data in tables.fetch(operator, files)]
+        )
 
     def memory(self, name: str) -> DataFrame:
         """The rows that have come into the memory sink of this name."""
@@ -174,13 +192,50 @@ class RunningQuery:
         """Save all state now and wait until it is stored. Returns the version saved."""
         with self._coordinator.turn:
             running = self._running
-            captures = {
+            files = {
                 name: running.tables.capture(name, routing)
                 for name, routing in running.routing.items()
             }
             commit = running.committed
-        running.checkpoints.store(commit, captures)
+        running.checkpoints.store(Taken(commit, files))
         return commit.version
+
+    def scale(self, operator: str, instances: int) -> None:
+        """Divide an operator over another number of instances while the stream goes on.
+
+        Returns when rows are sent to the new instances. If it fails the query goes on as before.
+        """
+        if operator not in self._running.routing:
+            raise PlanError(
+                f"no operator {operator!r}; the query has {sorted(self._running.routing)}"
+            )
+        self._coordinator.scaling.scale(operator, instances)
+
+    @property
+    def routing(self) -> Mapping[str, Routing]:
+        """Which key groups each instance of each operator owns."""
+        return dict(self._running.routing)
+
+    @property
+    def nodes(self) -> Mapping[str, tuple[str, ...]]:
+        """The instances on each node that is alive, as ``operator/instance``."""
+        cluster = self._running.cluster
+        placement = self._running.tables.placement
+        alive = {HERE} if cluster is None else cluster.alive()
+        return {
+            host: tuple(
+                f"{name}/{i}"
+                for name, hosts in placement.items()
+                for i, placed in enumerate(hosts)
+                if placed == host
+            )
+            for host in sorted(alive)
+        }
+
+    @property
+    def events(self) -> list[Event]:
+        """What has happened to the query in this run: failures, recoveries, checkpoints, ..."""
+        return list(self._running.events.recent)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query ends, or for so many seconds. Raises if it failed.
@@ -299,4 +354,6 @@ class RunningQuery:
             _log.warning("the state of version %s was not saved: %s", self.version, error)
         finally:
             running.checkpoints.close()
+            if running.cluster is not None:
+                running.cluster.close()
             self._lock.release()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from anabranch.errors import PlanError
+from anabranch.spark.nodes import is_local
 
 _DEFAULTS = {
     "spark.python.daemon.module": "anabranch.spark.daemon",
@@ -19,6 +20,12 @@ _DEFAULTS = {
 _ON_ONE_MACHINE = {
     # Shuffled rows never leave the machine: compressing them costs more than it saves.
     "spark.shuffle.compress": "false",
+}
+_ON_A_CLUSTER = {
+    # An instance runs where its state is, even if it has to wait for the node, and even if another
+    # node has most of the rows.
+    "spark.locality.wait": "30s",
+    "spark.shuffle.reduceLocality.enabled": "false",
 }
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -36,7 +43,7 @@ def session(
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
-    defaults = _DEFAULTS | (_ON_ONE_MACHINE if master.startswith("local[") else {})
+    defaults = _DEFAULTS | (_ON_ONE_MACHINE if master.startswith("local") else _ON_A_CLUSTER)
     for name, value in (defaults | conf).items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else value)
     return builder.getOrCreate()
@@ -53,6 +60,14 @@ def check(spark: SparkSession) -> None:
         raise PlanError(
             "spark.speculation is on: two attempts of a task would fight over one state. "
             "Set spark.speculation=false"
+        )
+    if is_local(spark):
+        return
+    if spark.sparkContext.getConf().get("spark.shuffle.reduceLocality.enabled", "true") != "false":
+        raise PlanError(
+            "spark.shuffle.reduceLocality.enabled is on: tasks would run where their rows are, and "
+            "not where their state is. Start the session with anabranch.session(master), or set it "
+            "to false before the session starts"
         )
 
 

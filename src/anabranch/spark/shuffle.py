@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.task import HASH, INPUT_SIDE, SEQUENCE
 from anabranch.state.groups import Routing
+
+_POSITION_BITS = 33
 
 
 class Router:
@@ -27,17 +29,52 @@ class Router:
         if ordered:
             self._added.append(F.monotonically_increasing_id().alias(SEQUENCE))
         hashed = F.col(HASH) if key.travels else key.column
-        group = F.pmod(hashed, F.lit(routing.key_groups)).cast("int")
-        owners = F.array(*[F.lit(int(instance)) for instance in routing.table()])
-        self._instance = F.element_at(owners, group + 1)
+        self._group = F.pmod(hashed, F.lit(routing.key_groups)).cast("int")
+        self._instance = self._looked_up(routing.table().tolist())
 
     def routed(self, frame: DataFrame) -> DataFrame:
         """The frame with partition i holding the rows of instance i."""
+        return self.in_order(self.sent(frame))
+
+    def sent(self, frame: DataFrame) -> DataFrame:
+        """The same, ending in the exchange: rows of a partition are in no order yet."""
         frame = self._key.normalised(frame)
         if len(self._added) > 1:
             frame = frame.select(*self._added)
-        frame = frame.repartitionById(self.routing.instances, self._instance)
-        return frame.sortWithinPartitions(SEQUENCE) if self._ordered else frame
+        return frame.repartitionById(self.routing.instances, self._instance)
+
+    def in_order(self, sent: DataFrame) -> DataFrame:
+        """Rows that were sent, in the order in which the operator is to see them."""
+        return sent.sortWithinPartitions(SEQUENCE) if self._ordered else sent
+
+    def sent_again(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
+        """Rows that were sent once, under this or another routing, sent to some instances only.
+
+        Partition i is for ``instances[i]``.
+        """
+        place = {instance: i for i, instance in enumerate(instances)}
+        table = [place.get(owner, -1) for owner in self.routing.table().tolist()]
+        target = self._looked_up(table)
+        return sent.where(target >= 0).repartitionById(len(instances), target)
+
+    def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
+        """Rows as if partition i had been sent by partition ``instances[i]``, not sent yet."""
+        frame = self._key.normalised(frame)
+        added = [F.col("*")]
+        if self._key.travels:
+            added.append(self._key.column.alias(HASH))
+        if self._ordered:
+            sender = F.element_at(_literals(instances), F.spark_partition_id() + 1).cast("long")
+            position = F.monotonically_increasing_id().bitwiseAND((1 << _POSITION_BITS) - 1)
+            added.append((F.shiftleft(sender, _POSITION_BITS) + position).alias(SEQUENCE))
+        return frame.select(*added) if len(added) > 1 else frame
+
+    def _looked_up(self, by_group: Sequence[int]) -> Column:
+        return F.element_at(_literals(by_group), self._group + 1)
+
+
+def _literals(numbers: Sequence[int]) -> Column:
+    return F.array(*[F.lit(int(number)) for number in numbers])
 
 
 def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> DataFrame:

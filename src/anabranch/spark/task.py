@@ -11,10 +11,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
+from anabranch.errors import Misplaced
+from anabranch.nodes.root import StateRoot
+from anabranch.nodes.workbench import CAPTURES, TABLES
 from anabranch.operators.context import Context
 from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
+from anabranch.spark.nodes import executor
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
 from anabranch.state.checkpoint import write
@@ -39,7 +43,6 @@ _open: dict[str, StateTable] = {}
 class CaptureOrder:
     """That a checkpoint is to be taken with this batch, and on top of which version."""
 
-    folder: str
     base: Version | None
 
 
@@ -53,7 +56,9 @@ class OperatorTask:
     layout: TableLayout
     output: pa.Schema
     side: pa.Schema | None
-    folder: str
+    root: StateRoot
+    tables: str
+    """The folder of the operator's tables below that of the query."""
     version: Version
     fence: int
     watermark: int | None
@@ -61,13 +66,19 @@ class OperatorTask:
     track_changes: bool
     groups: tuple[KeyGroups, ...]
     """The key groups of each instance."""
+    instances: tuple[int, ...]
+    """The instance of each partition."""
+    hosts: tuple[str, ...]
+    """The node of each partition; empty where the driver runs the tasks itself."""
     capture: CaptureOrder | None = None
 
     def run(self, reports: Reports, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the batch. State is changed for good only if the iterator is exhausted."""
-        instance = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
         started, cpu = time.perf_counter(), time.process_time()
-        table = _opened(Path(self.folder) / str(instance), self.layout)
+        instance = self.instances[partition]
+        root = self._root(partition)
+        table = _opened(root / TABLES / self.tables / str(instance), self.layout)
         taken = 0
         times: list[int | None] = [None] * len(self.time_columns)
         with table.lock(_LOCK_SECONDS):
@@ -82,7 +93,7 @@ class OperatorTask:
                 yield from self._emit_side(context)
             yield from self._emit(self.operator.finish(state, context))
             yield from self._emit_side(context)
-            captured = self._capture(table, instance)
+            captured = self._capture(table, instance, root)
             table.finish()
             report = Report(
                 self.name,
@@ -156,12 +167,29 @@ class OperatorTask:
             schema = self.output.append(pa.field(LATE, packed.type))
             yield from _sliced(pa.RecordBatch.from_arrays([*nothing, packed], schema=schema))
 
-    def _capture(self, table: StateTable, instance: int) -> str | None:
+    def _root(self, partition: int) -> Path:
+        """The query's folder on this node, if it is the right one."""
+        if not self.hosts:
+            return self.root.path()
+        wanted, here = self.hosts[partition], executor().host
+        if here != wanted:
+            raise Misplaced(
+                f"{self.name}, instance {self.instances[partition]}: its state is on {wanted}, "
+                f"and Spark ran its task on {here}; raise spark.locality.wait if this goes on"
+            )
+        return self.root.path(here)
+
+    def _capture(self, table: StateTable, instance: int, root: Path) -> str | None:
         if self.capture is None:
             return None
-        owned = self.groups[instance]
-        taken = capture(table, self.name, instance, groups=owned, base=self.capture.base)
-        path = Path(self.capture.folder) / f"{self.name}-{self.version}-{instance}.arrow"
+        owned, base = self.groups[instance], self.capture.base
+        if base is not None and 2 * table.dirty_count > table.count:
+            # All rows take hardly longer than most of them, and spare the reader a chain.
+            base = None
+        taken = capture(table, self.name, instance, groups=owned, base=base)
+        folder = root / CAPTURES
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.name}-{self.version}-{instance}.arrow"
         path.write_bytes(write(taken))
         table.mark_clean()
         return str(path)

@@ -168,8 +168,7 @@ def capture(
     """
     schema = CheckpointSchema.of(table.layout)
     rows, gone = (table.live(), np.empty(0, np.int64)) if base is None else table.dirty()
-    # In the order of their numbers rows are gathered faster than in that of their changes.
-    parts = [(np.sort(rows), False), (np.sort(gone), True)]
+    parts = [(rows, False), (gone, True)]
     batches = [
         _gather(table, schema, some[first : first + _CHUNK], deleted)
         for some, deleted in parts

@@ -28,6 +28,8 @@ _HEAD, _MARKS, _KEY_HEAP = "head", "marks", "key heap"
 _FREE, _DIRTY, _QUEUE = "free rows", "changed rows", "dead rows"
 _MOST_ROWS = (1 << 31) - 2
 _ADDRESS_SPACE = 1 << 40
+_SCAN_BELOW = 32
+"""To look at so many marks takes as long as to sort one row number."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,16 @@ class Storage:
         return out
 
     def dirty_rows(self, counters: Counters) -> tuple[Array, Array]:
-        """The rows in the list of changed ones: those that live, and those that are dead."""
-        rows = self.dirty.rows[counters.dirty_from : counters.dirty_to].astype(np.int64)
+        """The rows in the list of changed ones: those that live, and those that are dead.
+
+        In the order of their numbers, in which they are read faster than in that of their changes.
+        """
+        count = counters.dirty_to - counters.dirty_from
+        if count > counters.rows // _SCAN_BELOW:
+            rows = np.flatnonzero(self.marks[: counters.rows] > counters.clean)
+        else:
+            rows = np.sort(self.dirty.rows[counters.dirty_from : counters.dirty_to])
+            rows = rows.astype(np.int64)
         states = self.states(rows)
         return rows[states == LIVE], rows[states == DEAD]
 

@@ -287,6 +287,12 @@ class StateTable:
         """
         return self._storage.dirty_rows(self._counters())
 
+    @property
+    def dirty_count(self) -> int:
+        """How many rows :meth:`dirty` has, deleted ones included."""
+        counters = self._counters()
+        return counters.dirty_to - counters.dirty_from
+
     def mark_clean(self) -> None:
         """Let :meth:`dirty` start from here, after a checkpoint of it was taken.
 

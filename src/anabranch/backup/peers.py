@@ -1,0 +1,72 @@
+"""Backups held by the nodes of a cluster for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+from anabranch.backup.store import BackupStore
+from anabranch.errors import CheckpointNotFound, DidNotHappen
+
+
+class PeerStore:
+    """A store whose names say which node has the bytes: ``host/the name there``.
+
+    ``nodes`` gives the stores of the nodes that are alive, by host.
+    """
+
+    def __init__(self, nodes: Callable[[], Mapping[str, BackupStore]]) -> None:
+        self._nodes = nodes
+
+    def put(self, name: str, data: pa.Buffer | bytes) -> None:
+        """See :meth:`BackupStore.put`."""
+        host, rest = _split(name)
+        node = self._nodes().get(host)
+        if node is None:
+            raise DidNotHappen(f"cannot store {name}: node {host} is gone")
+        node.put(rest, data)
+
+    def get(self, name: str) -> pa.Buffer:
+        """See :meth:`BackupStore.get`."""
+        return self._holder(name).get(_split(name)[1])
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """The names at all nodes that are alive."""
+        return sorted(
+            name
+            for host, node in self._nodes().items()
+            for name in (peer_name(host, rest) for rest in node.list())
+            if name.startswith(prefix)
+        )
+
+    def delete(self, name: str) -> None:
+        """Forget a name. A node that is gone has forgotten it."""
+        host, rest = _split(name)
+        node = self._nodes().get(host)
+        if node is not None:
+            node.delete(rest)
+
+    def size(self, name: str) -> int:
+        """See :meth:`BackupStore.size`."""
+        return self._holder(name).size(_split(name)[1])
+
+    def _holder(self, name: str) -> BackupStore:
+        host, _ = _split(name)
+        node = self._nodes().get(host)
+        if node is None:
+            raise CheckpointNotFound(f"backup {name} is lost with node {host}")
+        return node
+
+
+def peer_name(host: str, name: str) -> str:
+    """The name of what a node has under a name."""
+    return f"{quote(host, safe='')}/{name}"
+
+
+def _split(name: str) -> tuple[str, str]:
+    host, slash, rest = name.partition("/")
+    if not slash:
+        raise ValueError(f"{name!r} does not say which node has it")
+    return unquote(host), rest

@@ -1,0 +1,30 @@
+"""Waits for the process that runs a cluster to end, then clears away what it has left.
+
+Run as a file, with nothing but the standard library, so that waiting costs next to nothing::
+
+    python keeper.py PID FOLDER GROUP
+
+However that process ends, by kill -9 too, no process and no folder of the cluster stays.
+"""
+
+import os
+import select
+import sys
+
+
+def main(pid: int, *sweep: str) -> None:
+    """Wait for the process with this id, our parent; then become the sweep."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        handle = None
+    # If the parent was gone before, its id may be a stranger's by now.
+    if handle is not None and os.getppid() == pid:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+    os.execv(sys.executable, [sys.executable, "-m", "anabranch.cluster.sweep", *sweep])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,78 @@
+"""The master of a local cluster, and what it says of its workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+from anabranch.cluster import spark
+from anabranch.cluster.errors import ClusterFailed
+from anabranch.cluster.processes import last_lines, start
+from anabranch.cluster.waiting import until
+
+_URL = re.compile(r"Starting Spark master at (spark://\S+)")
+_PAGE = re.compile(r"started service 'MasterUI' on port (\d+)")
+_SECONDS = 120.0
+# The page is on this machine: a proxy in the environment must not be asked for it.
+_web = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Registered(NamedTuple):
+    """A worker that the master counts on."""
+
+    name: str
+    host: str
+
+
+class Master:
+    """A running Spark master on the machine's usual loopback address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "master.log"
+        spark.make_folders(folder)
+        self._process: subprocess.Popen[bytes] = start(
+            spark.master_command(),
+            environment=spark.environment(spark.MASTER_HOST, folder),
+            log=self._log,
+        )
+        until(lambda: self._ports() or self._process.poll() is not None, _SECONDS)
+        ports = self._ports()
+        if ports is None:
+            self._process.kill()
+            self.reap()
+            raise ClusterFailed(
+                f"Spark's master did not start in {_SECONDS:.0f} s. "
+                f"The end of {self._log}:\n{last_lines(self._log)}"
+            )
+        self.url, self._page = ports
+
+    def workers(self) -> set[Registered]:
+        """The workers that are registered and alive."""
+        try:
+            with _web.open(self._page, timeout=10) as answer:
+                listed = json.load(answer)["workers"]
+        except OSError as error:
+            raise ClusterFailed(
+                f"Spark's master at {self.url} does not answer ({error}). "
+                f"The end of {self._log}:\n{last_lines(self._log)}"
+            ) from error
+        return {
+            Registered(worker["id"], worker["host"])
+            for worker in listed
+            if worker["state"] == "ALIVE"
+        }
+
+    def reap(self) -> None:
+        """Take note that the process has been killed."""
+        self._process.wait()
+
+    def _ports(self) -> tuple[str, str] | None:
+        text = self._log.read_text(errors="replace")
+        url, page = _URL.search(text), _PAGE.search(text)
+        if not url or not page:
+            return None
+        return url[1], f"http://{spark.MASTER_HOST}:{page[1]}/json/"

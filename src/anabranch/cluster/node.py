@@ -1,0 +1,66 @@
+"""One node of a local cluster: a Spark worker, and everything it has started."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from anabranch.cluster import spark
+from anabranch.cluster.errors import ClusterFailed
+from anabranch.cluster.processes import end, executors, last_lines, of_folder, start
+from anabranch.cluster.sweep import lose
+
+
+class Node:
+    """A worker on an address of its own. Making one starts it and does not wait."""
+
+    def __init__(
+        self,
+        master: str,
+        host: str,
+        folder: Path,
+        *,
+        cores: int,
+        memory: str,
+        group: Path | None,
+    ) -> None:
+        self.host = host
+        self._folder = folder
+        self._group = group
+        self._log = folder / "worker.log"
+        spark.make_folders(folder)
+        self._process: subprocess.Popen[bytes] = start(
+            spark.worker_command(master, host, folder / "work", cores=cores, memory=memory),
+            environment=spark.environment(host, folder),
+            log=self._log,
+            group=group and group / "cgroup.procs",
+        )
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the worker is running."""
+        return self._process.poll() is None
+
+    def kill(self, *, keep_state: bool) -> None:
+        """End every process of the node at once, and lose what it had."""
+        end(lambda: of_folder(self._folder, self._group))
+        self.reap()
+        lose(self._folder, keep_state=keep_state)
+
+    def kill_executors(self) -> None:
+        """End the executors of the node that are running now."""
+        found = executors(self._process.pid) if self.is_up else set()
+        if not found:
+            raise ClusterFailed(f"no executor is running on {self.host}; start a session first")
+        end(lambda: found & executors(self._process.pid))
+
+    def reap(self) -> None:
+        """Take note that the worker has been killed."""
+        self._process.wait()
+
+    def complaint(self) -> str:
+        """The end of the logs of the worker and of its newest executor."""
+        logs = [self._log]
+        written = self._folder.glob("work/*/*/stderr")
+        logs += sorted(written, key=lambda log: log.stat().st_mtime)[-1:]
+        return "\n".join(f"The end of {log}:\n{last_lines(log)}" for log in logs)

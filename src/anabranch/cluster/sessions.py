@@ -1,0 +1,56 @@
+"""The driver's side of a local cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from anabranch.cluster.errors import ClusterFailed
+from anabranch.cluster.spark import MASTER_HOST
+from anabranch.errors import PlanError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Sessions:
+    """The Spark session of this process on a cluster, if there is one."""
+
+    def __init__(self) -> None:
+        self._session: SparkSession | None = None
+
+    def open(self, master: str, conf: Mapping[str, str | int | bool]) -> SparkSession:
+        """Start, or get, the session with this master."""
+        from pyspark import SparkContext
+
+        from anabranch.spark.session import session
+
+        active = SparkContext._active_spark_context
+        if active is not None and active.master != master:
+            raise PlanError(
+                f"a session on {active.master} is open in this program, and there can be only "
+                "one: stop it first"
+            )
+        settings: dict[str, Any] = {
+            "spark.driver.host": MASTER_HOST,
+            "spark.driver.bindAddress": MASTER_HOST,
+        }
+        self._session = session(master, **(settings | dict(conf)))
+        return self._session
+
+    def without_executor(self, hosts: Iterable[str]) -> list[str]:
+        """Those of the hosts on which the session has no executor."""
+        if self._session is None or self._session.sparkContext._jsc is None:
+            raise ClusterFailed("no session is open on this cluster; get one with session()")
+        context = self._session.sparkContext._jsc.sc()
+        if context.isStopped():
+            raise ClusterFailed("Spark has stopped the session; its log says why")
+        blocks = context.getExecutorMemoryStatus().keySet().mkString(",")
+        present = {place.rpartition(":")[0] for place in blocks.split(",")}
+        return [host for host in hosts if host not in present]
+
+    def close(self) -> None:
+        """Stop the session if it is still open."""
+        session, self._session = self._session, None
+        if session is not None and session.sparkContext._jsc is not None:
+            session.stop()

@@ -1,0 +1,47 @@
+"""Clearing away everything of a cluster: processes, control groups, folders.
+
+``python -m anabranch.cluster.sweep FOLDER keep|remove [GROUP]`` does it for a cluster whose own
+process is gone.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from anabranch.cluster import quotas
+from anabranch.cluster.processes import end, of_folder
+
+LOST = ("state", "scratch")
+"""The folders in a node's folder that vanish with the node; logs stay."""
+
+
+def sweep(folder: Path, *, keep_logs: bool, group: Path | None) -> None:
+    """End every process of the cluster in this folder and remove what they have written."""
+    end(lambda: of_folder(folder, group))
+    if group is not None:
+        quotas.remove(group)
+    if keep_logs:
+        for node in folder.iterdir():
+            lose(node)
+    else:
+        _remove(folder)
+
+
+def lose(node: Path, *, keep_state: bool = False) -> None:
+    """Remove what a node has in its folder, as when a machine is lost."""
+    for name in LOST:
+        if not (keep_state and name == "state"):
+            _remove(node / name)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sweep(
+        Path(sys.argv[1]),
+        keep_logs=sys.argv[2] == "keep",
+        group=Path(sys.argv[3]) if len(sys.argv) > 3 else None,
+    )

@@ -1,0 +1,150 @@
+"""The nodes of a query, as the driver knows them: who is alive, and the agent of each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from anabranch.backup.store import BackupStore
+from anabranch.errors import QueryFailed, StoreError
+from anabranch.nodes.client import NodeStore
+from anabranch.nodes.remote import RemoteBench
+from anabranch.nodes.root import StateRoot
+from anabranch.nodes.starting import start_agent
+from anabranch.nodes.tickets import Secret, Signer
+from anabranch.spark.nodes import executor, live_hosts
+from anabranch.spark.pinning import one_task_each
+
+_log = logging.getLogger("anabranch")
+_LIMIT = 1 << 36
+_LONGEST_CALL = 600.0
+_PING_SECONDS = 3.0
+_TRIES = 3
+_ANSWER = "host string, address string"
+
+
+class Cluster:
+    """One agent on every node that the query uses, started when it is first needed.
+
+    An agent that has died alone is started again; one whose executor is gone is gone with it.
+    ``files`` is the place of the backups, or None if the nodes keep them for each other.
+    """
+
+    def __init__(
+        self, spark: SparkSession, root: StateRoot, files: str | None, secret: Secret
+    ) -> None:
+        self._spark = spark
+        self._root = root
+        self._files = files
+        self._secret = secret
+        self._signer = Signer(secret)
+        self._agents: dict[str, NodeStore] = {}
+        self._starting = threading.RLock()
+
+    def alive(self) -> frozenset[str]:
+        """The hosts that have an executor now."""
+        return live_hosts(self._spark)
+
+    def bench(self, host: str) -> RemoteBench:
+        """The workbench of a node."""
+        return RemoteBench(self._agent(host), self.addresses)
+
+    def addresses(self) -> Mapping[str, str]:
+        """Where the agents are that have been started, by host."""
+        return {host: agent.address for host, agent in self._agents.items()}
+
+    def stores(self) -> Mapping[str, BackupStore]:
+        """The backups at each node that is alive."""
+        alive = self.alive()
+        self.prepare(sorted(alive))
+        return {host: agent for host, agent in self._agents.items() if host in alive}
+
+    def prepare(self, hosts: Sequence[str]) -> None:
+        """Have an agent on each of these nodes."""
+        with self._starting:
+            for _ in range(_TRIES):
+                missing = [host for host in hosts if not self._answers(host)]
+                if not missing:
+                    return
+                self._start(missing)
+            raise QueryFailed(f"no agent could be started on {missing}: see agent.log there")
+
+    def forget(self, host: str) -> None:
+        """A node is gone."""
+        agent = self._agents.pop(host, None)
+        if agent is not None:
+            agent.close()
+
+    def close(self) -> None:
+        """End all agents."""
+        for host, agent in list(self._agents.items()):
+            try:
+                agent.call("stop")
+            except StoreError as error:
+                _log.info("the agent of %s could not be told to stop: %s", host, error)
+            self.forget(host)
+
+    def _agent(self, host: str) -> NodeStore:
+        self.prepare([host])
+        return self._agents[host]
+
+    def _answers(self, host: str) -> bool:
+        agent = self._agents.get(host)
+        if agent is None:
+            return False
+        try:
+            with NodeStore(agent.address, self._signer, timeout=_PING_SECONDS) as asked:
+                asked.call("ping")
+        except StoreError:
+            self.forget(host)
+            return False
+        return True
+
+    def _start(self, hosts: Sequence[str]) -> None:
+        run = partial(_start_here, tuple(hosts), self._root, self._files, self._secret.to_hex())
+        rows = one_task_each(self._spark, hosts).mapInArrow(run, _ANSWER).collect()
+        for host, address in rows:
+            if address is not None:
+                self._agents[host] = NodeStore(address, self._signer, timeout=_LONGEST_CALL)
+
+
+def _start_here(
+    hosts: tuple[str, ...],
+    root: StateRoot,
+    files: str | None,
+    secret: str,
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Runs in a task on a node."""
+    for _ in batches:
+        continue
+    context = TaskContext.get()
+    assert context is not None
+    wanted, here = hosts[context.partitionId()], executor()
+    address: str | None = None
+    # A task that ended up on another node does nothing; it is sent again.
+    if here.host == wanted:
+        folder = root.path(here.host)
+        work: dict[str, Any] = {"root": str(folder), "secret": secret, "files": files}
+        address = str(
+            start_agent(
+                secret=Secret.from_hex(secret),
+                host=wanted,
+                folder=folder / "agent",
+                limit=_LIMIT,
+                watch_pid=here.pid,
+                actions="anabranch.nodes.actions:make",
+                context=work,
+                log=folder / "agent.log",
+            )
+        )
+    yield pa.RecordBatch.from_pydict(
+        {"host": [wanted], "address": pa.array([address], pa.string())}
+    )

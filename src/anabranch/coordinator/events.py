@@ -1,0 +1,91 @@
+"""The event log of a query: what happened, when, how long it took, how large it was.
+
+Events are appended to the checkpoint folder, a few hundred to a file, and are never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.backup.store import BackupStore
+from anabranch.errors import StoreError
+
+_log = logging.getLogger("anabranch")
+_FOLDER = "events/"
+_PER_FILE = 256
+_RECENT = 1000
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a query."""
+
+    kind: str
+    """``failure``, ``recovery``, ``scale``, ``checkpoint``, ``pool empty``, ..."""
+    at: float
+    """Seconds since the epoch, when it was over."""
+    seconds: float = 0.0
+    """How long it took."""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of the log."""
+        return json.dumps(
+            {"kind": self.kind, "at": self.at, "seconds": self.seconds, **self.details}
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        """Read a line of the log."""
+        value = json.loads(line)
+        return cls(value.pop("kind"), value.pop("at"), value.pop("seconds"), value)
+
+
+class Events:
+    """Where a running query writes its events. An event that cannot be stored is only logged."""
+
+    def __init__(self, store: BackupStore, run: int) -> None:
+        self._store = store
+        self._run = run
+        self._file = 0
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        self.recent: deque[Event] = deque(maxlen=_RECENT)
+
+    def add(self, kind: str, seconds: float = 0.0, **details: Any) -> None:
+        """Something has happened."""
+        event = Event(kind, time.time(), seconds, details)
+        with self._lock:
+            self.recent.append(event)
+            self._lines.append(event.to_json())
+            name = f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl"
+            try:
+                self._store.put(name, ("\n".join(self._lines) + "\n").encode())
+            except StoreError as error:
+                _log.warning("event not stored: %s: %s", event, error)
+            if len(self._lines) >= _PER_FILE:
+                self._file, self._lines = self._file + 1, []
+
+    @contextmanager
+    def timed(self, kind: str, **details: Any) -> Iterator[dict[str, Any]]:
+        """An event that takes time; more details can be put into what is yielded."""
+        started = time.perf_counter()
+        yield details
+        self.add(kind, time.perf_counter() - started, **details)
+
+
+def read_events(store: BackupStore) -> Sequence[Event]:
+    """All events of a query, oldest first."""
+    return [
+        Event.from_json(line)
+        for name in store.list(_FOLDER)
+        for line in store.get(name).to_pybytes().decode().splitlines()
+    ]

@@ -1,0 +1,141 @@
+"""Recovery: instances whose node is gone, or whose table is, live on elsewhere.
+
+Only they are restored, from the newest checkpoint, and only they run the batches after it again;
+all others keep their state. Recovery is done between two attempts of a batch, so that the batch
+never sees anything but whole state.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from anabranch.coordinator.failures import translated
+from anabranch.coordinator.replay import Replay
+from anabranch.errors import CheckpointError, StateMissing
+from anabranch.units import Version
+
+if TYPE_CHECKING:
+    from anabranch.coordinator.coordinator import Coordinator
+
+_log = logging.getLogger("anabranch")
+_WAIT_SECONDS = 120.0
+_LOOK_SECONDS = 0.05
+
+
+class Recovery:
+    """Finds out which instances are lost, and brings them back."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._known: frozenset[str] = frozenset()
+
+    def can_cure(self, error: BaseException) -> bool:
+        """Whether a batch failed because state is lost that can be brought back."""
+        running = self._coordinator.running
+        if running.cluster is None:
+            return False
+        if isinstance(translated(error), StateMissing):
+            return True
+        return bool(self._placed() - running.cluster.alive())
+
+    def heal(self, *, thorough: bool = False) -> None:
+        """Bring back what is lost, if anything is. ``thorough`` looks at every table."""
+        running = self._coordinator.running
+        if running.cluster is None:
+            return
+        alive = self._alive()
+        for host in sorted((self._known | self._placed()) - alive):
+            running.events.add("failure", host=host)
+            running.cluster.forget(host)
+        self._known = alive
+        lost = self._lost(alive, thorough=thorough)
+        if lost:
+            self._recover(lost, alive)
+
+    def _alive(self) -> frozenset[str]:
+        """The nodes there are, once there are any."""
+        cluster = self._coordinator.running.cluster
+        assert cluster is not None
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not (alive := cluster.alive()):
+            if time.monotonic() > deadline:
+                raise StateMissing(f"there has been no executor for {_WAIT_SECONDS:.0f} seconds")
+            time.sleep(_LOOK_SECONDS)
+        return alive
+
+    def _placed(self) -> frozenset[str]:
+        placement = self._coordinator.running.tables.placement
+        return frozenset(host for hosts in placement.values() for host in hosts)
+
+    def _lost(self, alive: Collection[str], *, thorough: bool) -> dict[str, list[int]]:
+        running = self._coordinator.running
+        lost: dict[str, list[int]] = {}
+        for name, hosts in running.tables.placement.items():
+            gone = [i for i, host in enumerate(hosts) if host not in alive]
+            if thorough and not gone:
+                gone = running.tables.unusable(
+                    name, running.routing[name], running.committed.version
+                )
+            if gone:
+                lost[name] = gone
+        return lost
+
+    def _recover(self, lost: Mapping[str, Sequence[int]], alive: Collection[str]) -> None:
+        running = self._coordinator.running
+        _log.warning("state was lost, recovering: %s", dict(lost))
+        described = {name: list(instances) for name, instances in lost.items()}
+        with running.events.timed("recovery", lost=described) as details:
+            # What is on its way may be newer than anything stored.
+            running.checkpoints.wait()
+            self._place(alive)
+            start = self._restore(lost)
+            details["restored"] = start
+            details["replayed"] = running.committed.version - start
+            self._replay(lost, start, alive)
+        running.checkpoints.start_anew()
+
+    def _place(self, alive: Collection[str]) -> None:
+        running = self._coordinator.running
+        instances = {name: routing.instances for name, routing in running.routing.items()}
+        if len(running.placement.idle(alive, running.tables.placement)) == 0:
+            running.events.add("pool empty", nodes=len(alive))
+        placed = running.placement.place(instances, alive, running.tables.placement)
+        running.tables.placement = placed
+        running.remember()
+
+    def _restore(self, lost: Mapping[str, Sequence[int]]) -> Version:
+        """Make the lost tables from the newest checkpoint; the version they are at."""
+        running = self._coordinator.running
+        manifest = running.checkpoints.manifests.latest(upto=running.committed.version)
+        for name, instances in lost.items():
+            routing = running.routing[name]
+            if manifest is None:
+                running.tables.create(name, routing, instances)
+                continue
+            try:
+                running.tables.restore(name, routing, manifest.operators[name], instances)
+            except CheckpointError as error:
+                raise StateMissing(f"the backup of {name!r} is lost as well: {error}") from error
+        return Version(-1) if manifest is None else manifest.version
+
+    def _replay(
+        self, lost: Mapping[str, Sequence[int]], start: Version, alive: Collection[str]
+    ) -> None:
+        coordinator = self._coordinator
+        running = coordinator.running
+        running.fence += 1
+        replay = Replay(
+            running.plan,
+            running.buffers,
+            coordinator.routers,
+            running.tables,
+            alive,
+            lost,
+            running.fence,
+            coordinator.reports,
+        )
+        for version in range(start + 1, running.committed.version + 1):
+            replay.run(Version(version))

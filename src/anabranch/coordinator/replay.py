@@ -1,0 +1,166 @@
+"""Replay: lost instances are brought from a checkpoint to the present, from what was sent to them.
+
+Only the lost instances run, over rows that the buffers still have. Rows from an instance that was
+lost as well are made again by its own replay, batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pyspark.sql import DataFrame
+
+from anabranch.coordinator.frames import Step, result_schema, without_late
+from anabranch.coordinator.tables import Tables
+from anabranch.errors import StateMissing
+from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform
+from anabranch.spark.buffers import Buffer
+from anabranch.spark.reports import Reports
+from anabranch.spark.shuffle import Router
+from anabranch.state.groups import KeyGroups
+from anabranch.units import Version
+
+Buffers = dict[str, dict[Version, Step]]
+"""What was sent to each operator in each batch since the last checkpoint."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Some instances of some operators, to be run over old batches again."""
+
+    plan: Plan
+    buffers: Buffers
+    routers: Mapping[Stateful, Router]
+    """How rows are routed now; they may have been sent under another routing."""
+    tables: Tables
+    alive: Collection[str]
+    instances: Mapping[str, Sequence[int]]
+    """The instances to run, for each operator that has any."""
+    fence: int
+    reports: Reports
+
+    def run(self, version: Version) -> None:
+        """Run one batch again, all outputs dropped."""
+        outputs: dict[Stateful, DataFrame] = {}
+        for node in self.plan.nodes():
+            if isinstance(node, Stateful) and node.name in self.instances:
+                outputs[node] = self._rerun(node, version, outputs).persist()
+                outputs[node].write.format("noop").mode("overwrite").save()
+        for frame in outputs.values():
+            frame.unpersist()
+
+    def _rerun(
+        self, node: Stateful, version: Version, outputs: Mapping[Stateful, DataFrame]
+    ) -> DataFrame:
+        step = self._step(node, version)
+        router, chosen = self.routers[node], self.instances[node.name]
+        rows = self._rows(node, step, version, outputs)
+        hosts = tuple(self.tables.placement[node.name][i] for i in chosen)
+        again = Buffer(rows.sparkSession, router.sent_again(rows, chosen))
+        task = replace(
+            step.task,
+            tables=self.tables.folder(node.name, router.routing),
+            groups=router.routing.owners,
+            fence=self.fence,
+            instances=tuple(chosen),
+            hosts=hosts,
+            capture=None,
+        )
+        ordered = router.in_order(again.pinned(hosts))
+        return ordered.mapInArrow(partial(task.run, self.reports), result_schema(step.bound))
+
+    def _rows(
+        self,
+        node: Stateful,
+        step: Step,
+        version: Version,
+        outputs: Mapping[Stateful, DataFrame],
+    ) -> DataFrame:
+        """What was sent to the chosen instances, from buffers or made again."""
+        assert step.buffer is not None
+        router = self.routers[node]
+        wanted = _union([router.routing.owners[i] for i in self.instances[node.name]])
+        sent_to = [i for i, owned in enumerate(step.task.groups) if owned & wanted]
+        before = [up for way in node.inputs for up in stateful_before(way)]
+        if not before:
+            return step.buffer.part(sent_to)
+        gone = self._gone(node, before, step, version)
+        if not gone:
+            return step.buffer.part(sent_to)
+        fresh = self._made_again(node, before[0], gone, version, outputs)
+        if len(gone) == step.buffer.senders:
+            return fresh
+        return step.buffer.part(sent_to, without=gone).unionByName(fresh)
+
+    def _gone(
+        self, node: Stateful, before: Sequence[Stateful], step: Step, version: Version
+    ) -> list[int]:
+        """The senders whose rows were lost with their node."""
+        assert step.buffer is not None
+        hosts = [host for up in before for host in self._step(up, version).task.hosts]
+        gone = [sender for sender, host in enumerate(hosts) if host not in self.alive]
+        if gone and (len(before) > 1 or step.buffer.senders != len(hosts)):
+            raise StateMissing(
+                f"operator {node.name!r}: what was sent to it in batch {version} is lost with a "
+                "node, and it cannot be told apart from the rest"
+            )
+        return gone
+
+    def _made_again(
+        self,
+        node: Stateful,
+        up: Stateful,
+        gone: Sequence[int],
+        version: Version,
+        outputs: Mapping[Stateful, DataFrame],
+    ) -> DataFrame:
+        old = self._step(up, version).task.groups
+        now = self.routers[up].routing.owners
+        again = self.instances.get(up.name, ())
+        same = tuple(gone) == tuple(again) and all(old[i] == now[i] for i in gone)
+        if up not in outputs or not same:
+            raise StateMissing(
+                f"operator {node.name!r}: what {up.name!r} sent to it in batch {version} is lost, "
+                "and cannot be made again as it was"
+            )
+        frame = _through(node.inputs[0], up, without_late(self._step(up, version), outputs[up]))
+        return self.routers[node].as_from(frame, gone)
+
+    def _step(self, node: Stateful, version: Version) -> Step:
+        step = self.buffers.get(node.name, {}).get(version)
+        if step is None:
+            raise StateMissing(f"what was sent to {node.name!r} in batch {version} is not kept")
+        return step
+
+
+def stateful_before(node: Node) -> list[Stateful]:
+    """The operators whose rows reach a node without passing another one."""
+    match node:
+        case Stateful():
+            return [node]
+        case Transform(before, _):
+            return stateful_before(before)
+        case Source():
+            return []
+        case _:
+            return [node.of]
+
+
+def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
+    """Rows of an operator after the transforms that lead from it to a node."""
+    match node:
+        case Stateful() if node is start:
+            return frame
+        case Transform(before, function):
+            return function(_through(before, start, frame))
+        case _:
+            raise StateMissing(f"the rows between {start.name!r} and the next operator are lost")
+
+
+def _union(groups: Sequence[KeyGroups]) -> KeyGroups:
+    union = KeyGroups()
+    for each in groups:
+        union = union | each
+    return union

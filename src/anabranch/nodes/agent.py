@@ -1,0 +1,202 @@
+"""The process of a node's agent: ``python -m anabranch.nodes.agent``.
+
+It reads one line of JSON from its input, the only way for the secret to come in, and answers with
+one line: where it listens, or that another agent has the folder. It ends with the process that it
+watches, on SIGTERM, and when it is told to stop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from anabranch.errors import PlanError, StateLocked
+from anabranch.nodes.server import Agent, Handler
+from anabranch.nodes.starting import ADDRESS, join
+from anabranch.nodes.tickets import Secret, Verifier
+from anabranch.nodes.vault import Vault
+from anabranch.state.lock import locked
+
+_BACKUPS = "backups"
+_GRACE = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What an agent is told when it is started; see :func:`anabranch.nodes.start_agent`."""
+
+    secret: str = field(repr=False)
+    host: str
+    folder: str
+    limit: int
+    port: int = 0
+    watch_pid: int | None = None
+    actions: str | None = None
+    context: dict[str, Any] = field(default_factory=dict, repr=False)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    @classmethod
+    def parse(cls, line: str) -> Config:
+        """The configuration in one line of JSON."""
+        try:
+            values = json.loads(line)
+            config = cls(**values)
+        except (ValueError, TypeError):
+            # Neither the line nor the causes are shown: the secret is among them.
+            names = ", ".join(each.name for each in fields(cls))
+            raise PlanError(f"an agent reads one line, a JSON object with {names}") from None
+        if (config.tls_cert is None) != (config.tls_key is None):
+            raise PlanError("an agent needs both tls_cert and tls_key, or neither")
+        return config
+
+
+def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until ``done``, or until someone tells the agent to stop; answer when ready."""
+    folder = Path(config.folder)
+    with locked(folder, timeout=0):
+        vault = Vault(folder / _BACKUPS, config.limit)
+        agent = _listen(config, vault, done)
+        _log.info("serving %r at %s port %d", vault, config.host, agent.port)
+        address = folder / ADDRESS
+        record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
+        answer({"port": agent.port, "pid": os.getpid()})
+        done.wait()
+        address.unlink(missing_ok=True)
+        # Backups are stored whole or not at all, so nobody is waited for very long.
+        ending = threading.Thread(target=agent.shutdown, daemon=True)
+        ending.start()
+        ending.join(_GRACE)
+
+
+def _listen(config: Config, vault: Vault, done: threading.Event) -> Agent:
+    actions = load_actions(config.actions, config.context, vault)
+    try:
+        return Agent(
+            location(config.host, config.port, tls=config.tls_cert is not None),
+            vault,
+            Verifier(Secret.from_hex(config.secret)),
+            actions,
+            tls=_tls(config),
+            stopping=done,
+        )
+    except pa.ArrowException as error:
+        raise PlanError(
+            f"cannot listen at {config.host} port {config.port}: {error}; give an address of this "
+            "machine, and a port that is free, or 0"
+        ) from error
+
+
+def watch(pid: int, done: threading.Event) -> None:
+    """Set ``done`` when a process is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise PlanError(f"there is no process {pid} for the agent to watch") from error
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll()
+        _log.info("process %d is gone, and this agent with it", pid)
+        done.set()
+
+    threading.Thread(target=wait, name="watch", daemon=True).start()
+
+
+def load_actions(path: str | None, context: dict[str, Any], vault: Vault) -> Mapping[str, Handler]:
+    """The actions that the function at ``module:attribute`` makes."""
+    if path is None:
+        return {}
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        raise PlanError(f"actions={path!r}: give a function as module:attribute")
+    make = getattr(importlib.import_module(module), attribute)
+    actions: Mapping[str, Handler] = make(context, vault)
+    return actions
+
+
+def location(host: str, port: int, *, tls: bool) -> str:
+    """The address in the form that Flight takes."""
+    return f"grpc+{'tls' if tls else 'tcp'}://{join(host, port)}"
+
+
+def record(path: Path, value: dict[str, Any]) -> None:
+    """Write a small file that only this user reads, at once."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(value, file)
+    partial.rename(path)
+
+
+def _tls(config: Config) -> tuple[bytes, bytes] | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return Path(config.tls_cert).read_bytes(), Path(config.tls_key).read_bytes()
+
+
+def _answers() -> Callable[[dict[str, Any]], None]:
+    """A way to answer, for which the output is kept free: all that is printed goes to the log."""
+    kept = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(value: dict[str, Any]) -> None:
+        with os.fdopen(kept, "w") as output:
+            output.write(json.dumps(value) + "\n")
+
+    return answer
+
+
+def _read_config() -> Config:
+    line = sys.stdin.readline()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return Config.parse(line)
+
+
+def main() -> int:
+    """Run until told to end; the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    answer = _answers()
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    try:
+        config = _read_config()
+        if config.watch_pid is not None:
+            watch(config.watch_pid, done)
+        serve(config, done, answer)
+    except StateLocked as error:
+        _log.warning("another agent has this folder: %s", error)
+        answer({"busy": True})
+    except Exception:
+        _log.exception("the agent cannot run")
+        return 1
+    _log.info("ended")
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # Calls that are still under way would keep the interpreter from ending.
+    os._exit(code)

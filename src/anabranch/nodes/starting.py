@@ -1,0 +1,181 @@
+"""Starting the agent of a node, or finding the one that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.errors import DidNotHappen, PlanError, StoreError
+from anabranch.nodes.client import NodeStore
+from anabranch.nodes.tickets import Refused, Secret, Signer
+
+ADDRESS = "agent.json"
+START = 60.0
+_PING = 5.0
+_PAUSE = 0.1
+_QUOTED_LINES = 15
+
+
+@dataclass(frozen=True)
+class AgentAddress:
+    """Where an agent listens, and its process there; prints as ``host:port``."""
+
+    host: str
+    port: int
+    pid: int
+
+    def __str__(self) -> str:
+        return join(self.host, self.port)
+
+
+def join(host: str, port: int) -> str:
+    """``host:port``, with brackets around the numbers of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def start_agent(
+    *,
+    secret: Secret,
+    host: str,
+    folder: Path,
+    limit: int,
+    watch_pid: int | None,
+    actions: str | None = None,
+    context: Mapping[str, Any] | None = None,
+    log: Path,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    tls_root: Path | None = None,
+    timeout: float = START,
+) -> AgentAddress:
+    """Have an agent on this machine that keeps up to ``limit`` bytes of backups in ``folder``.
+
+    It listens at ``host``, lives as long as the process ``watch_pid`` (None: until it is told to
+    stop), outlives this one, and writes to ``log``. ``actions`` names a function
+    ``make(context, vault) -> {name: action}`` as ``module:attribute``. If an agent with the same
+    secret has the folder already, its address is returned, and it goes on with what it was started
+    with.
+    DidNotHappen, with the end of the log, if there is no agent within ``timeout`` seconds.
+    """
+    request = {
+        "secret": secret.to_hex(),
+        "host": host,
+        "port": 0,
+        "folder": str(Path(folder).absolute()),
+        "limit": limit,
+        "watch_pid": watch_pid,
+        "actions": actions,
+        "context": dict(context or {}),
+        "tls_cert": _text(tls_cert),
+        "tls_key": _text(tls_key),
+    }
+    if tls_cert is not None and tls_root is None:
+        raise PlanError("start_agent: with tls_cert, give tls_root too: agents are asked with it")
+    root = None if tls_root is None else tls_root.read_bytes()
+    try:
+        line = json.dumps(request).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"start_agent: the context cannot be sent as JSON: {error}") from error
+    deadline = time.monotonic() + timeout
+    while True:
+        found, why = _running(Path(folder) / ADDRESS, Signer(secret), root)
+        if found is not None:
+            return found
+        answer = _spawn(line, log, deadline)
+        if "port" in answer:
+            return AgentAddress(host, answer["port"], answer["pid"])
+        # Another agent has the folder: either it is just starting, or it has another secret.
+        if isinstance(why, Refused) or time.monotonic() > deadline:
+            raise DidNotHappen(
+                f"another agent has {folder}, and does not answer: {why}; end it (its process is "
+                f"in {Path(folder) / ADDRESS}) or give another folder"
+            )
+        time.sleep(_PAUSE)
+
+
+def _running(
+    path: Path, signer: Signer, root: bytes | None
+) -> tuple[AgentAddress | None, StoreError | None]:
+    """The agent that a folder names, if it answers; otherwise why not."""
+    try:
+        address = AgentAddress(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        return None, DidNotHappen(f"it has not said where it is: {error}")
+    try:
+        with NodeStore(str(address), signer, timeout=_PING, tls_root=root) as node:
+            pid = node.call("ping")["pid"]
+    except StoreError as error:
+        return None, error
+    if pid != address.pid:
+        # The port of an agent that is gone can be the port of another one.
+        return None, DidNotHappen(f"at {address} is the agent of another folder")
+    return address, None
+
+
+def _spawn(line: bytes, log: Path, deadline: float) -> dict[str, Any]:
+    """Start the process; its answer."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output, os.fdopen(os.memfd_create("agent"), "w+b") as told:
+        written = output.tell()
+        told.write(line)
+        told.seek(0)
+        process = subprocess.Popen(
+            # -P: what lies in the working directory is not to be imported.
+            [sys.executable, "-P", "-m", "anabranch.nodes.agent"],
+            stdin=told,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    received = _received(process, deadline)
+    if received.endswith(b"\n"):
+        # Someone has to take note of its end, or it stays in the table of processes.
+        threading.Thread(target=process.wait, name="agent's end", daemon=True).start()
+        answer: dict[str, Any] = json.loads(received)
+        return answer
+    if time.monotonic() < deadline:
+        why = f"its process ended with code {process.wait()}"
+    else:
+        process.kill()
+        process.wait()
+        why = "there was no answer in time"
+    quoted = _last_lines(log, written) or "(nothing)"
+    raise DidNotHappen(f"the agent did not start: {why}; the end of {log}:\n{quoted}")
+
+
+def _received(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """The line that the process answers with; less of it if it ends, or at the deadline."""
+    assert process.stdout is not None
+    received = b""
+    poll = select.poll()
+    with process.stdout as stdout:
+        poll.register(stdout, select.POLLIN)
+        while not received.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(1000 * left):
+                break
+            if not (more := os.read(stdout.fileno(), 4096)):
+                break
+            received += more
+    return received
+
+
+def _last_lines(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_QUOTED_LINES:])
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())

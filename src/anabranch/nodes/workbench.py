@@ -1,0 +1,180 @@
+"""What a node does with the state tables of one query that are on it.
+
+The coordinator asks for these things by name. On one machine it calls them; on a cluster the
+agents of the nodes do, see :mod:`anabranch.nodes.actions`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.parts import back_up, retrieve
+from anabranch.backup.store import BackupStore
+from anabranch.errors import StateError
+from anabranch.state.capture import Capture, capture
+from anabranch.state.checkpoint import read, write
+from anabranch.state.groups import KeyGroups
+from anabranch.state.partition import merge, partition
+from anabranch.state.restore import restore
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.units import Version
+
+CAPTURES, TABLES = "captures", "tables"
+_LOCK_SECONDS = 60.0
+
+
+class Bench(Protocol):
+    """The tables of one query on one node. A table's name is ``operator@epoch/instance``."""
+
+    def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
+        """Whether a table is there and is, or can be rolled back to, a committed version."""
+
+    def create(self, table: str, layout: TableLayout) -> None:
+        """Make a table without any state, in place of what may be there."""
+
+    def restore(
+        self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups
+    ) -> int:
+        """Make a table with the saved state of some groups; returns the bytes of the files read."""
+
+    def capture(
+        self, table: str, layout: TableLayout, operator: str, instance: int, groups: KeyGroups
+    ) -> str:
+        """Write all rows of a table, as they are between two batches, to a capture file."""
+
+    def fetch(self, file: str) -> bytes:
+        """The bytes of a capture file of this node, which is removed."""
+
+    def store(self, file: str, under: str) -> Part:
+        """Put a capture file of this node into the backup store, and remove it."""
+
+    def shorten(self, saved: OperatorManifest, under: str) -> Part:
+        """Merge a chain of stored files into one full file, and store that."""
+
+    def rename(self, table: str, to: str) -> None:
+        """Give a table another name. Nothing happens if that is done already."""
+
+    def keep_only(self, tables: Collection[str]) -> None:
+        """Remove all other tables."""
+
+
+class Workbench:
+    """The tables below a folder of this machine, and the store that they are saved in."""
+
+    def __init__(self, root: Path, store: BackupStore) -> None:
+        self._root = root
+        self._store = store
+
+    def path(self, table: str) -> Path:
+        """Where a table is."""
+        return self._root / TABLES / table
+
+    def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
+        """See :meth:`Bench.usable`."""
+        try:
+            opened = StateTable.open(self.path(table), layout)
+        except StateError:
+            return False
+        try:
+            with opened.lock(_LOCK_SECONDS):
+                if opened.unfinished is not None or opened.version == version + 1:
+                    opened.rollback()
+                return opened.version == version
+        except StateError:
+            return False
+        finally:
+            opened.close()
+
+    def create(self, table: str, layout: TableLayout) -> None:
+        """See :meth:`Bench.create`."""
+        StateTable.create(self.cleared(table), layout).close()
+
+    def restore(
+        self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups
+    ) -> int:
+        """See :meth:`Bench.restore`."""
+        captures = retrieve(self._store, saved, groups=groups)
+        mine = partition(captures, {0: groups})[0]
+        restore(self.cleared(table), layout, mine)
+        return sum(part.bytes for part in saved.parts if part.groups & groups)
+
+    def capture(
+        self, table: str, layout: TableLayout, operator: str, instance: int, groups: KeyGroups
+    ) -> str:
+        """See :meth:`Bench.capture`."""
+        opened = StateTable.open(self.path(table), layout)
+        try:
+            with opened.lock(_LOCK_SECONDS):
+                taken = capture(opened, operator, instance, groups=groups, base=None)
+        finally:
+            opened.close()
+        folder = self._root / CAPTURES
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{uuid.uuid4().hex}.arrow"
+        file.write_bytes(write(taken))
+        return str(file)
+
+    def read(self, file: str) -> Capture:
+        """The capture in a file."""
+        with pa.memory_map(file) as mapped:
+            return read(mapped.read_buffer(), name=file)
+
+    def fetch(self, file: str) -> bytes:
+        """See :meth:`Bench.fetch`."""
+        data = Path(file).read_bytes()
+        Path(file).unlink()
+        return data
+
+    def store(self, file: str, under: str) -> Part:
+        """See :meth:`Bench.store`."""
+        with pa.memory_map(file) as mapped:
+            data = mapped.read_buffer()
+            part = back_up(self._store, read(data, name=file), data, under=under)
+        Path(file).unlink(missing_ok=True)
+        return part
+
+    def shorten(self, saved: OperatorManifest, under: str) -> Part:
+        """See :meth:`Bench.shorten`."""
+        return back_up(self._store, merge(retrieve(self._store, saved)), under=under)
+
+    def rename(self, table: str, to: str) -> None:
+        """See :meth:`Bench.rename`."""
+        if self.path(table).exists():
+            self.path(to).parent.mkdir(parents=True, exist_ok=True)
+            self.path(table).rename(self.path(to))
+
+    def keep_only(self, tables: Collection[str]) -> None:
+        """See :meth:`Bench.keep_only`."""
+        folder = self._root / TABLES
+        for found in _tables(folder):
+            if found not in tables:
+                shutil.rmtree(folder / found, ignore_errors=True)
+        for operator in _folders(folder):
+            if not any(operator.iterdir()):
+                operator.rmdir()
+
+    def cleared(self, table: str) -> Path:
+        """Where a table is to be made, with nothing there."""
+        path = self.path(table)
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _tables(folder: Path) -> list[str]:
+    return [
+        str(table.relative_to(folder))
+        for operator in _folders(folder)
+        for table in operator.iterdir()
+    ]
+
+
+def _folders(folder: Path) -> Sequence[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

@@ -1,0 +1,88 @@
+"""Output buffers: the rows that were sent to an operator in a batch, kept to be sent again.
+
+They are Spark's own shuffle files, which stay for as long as their RDD is held. Sending them again
+is a job that reads them and skips the stages before. Letting go of the RDD trims the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from anabranch.spark.pinning import frame_of, pinned
+
+_SHUFFLED = "ShuffledRowRDD"
+
+
+class Buffer:
+    """What one batch sent to the instances of an operator; partition i is for instance i.
+
+    ``frame`` must end in the exchange that routes the rows.
+    """
+
+    def __init__(self, spark: SparkSession, frame: DataFrame) -> None:
+        self._spark = spark
+        self._schema = frame.schema
+        self._rdd = frame._jdf.queryExecution().toRdd()
+        self._dependency = _exchange(self._rdd).dependencies().apply(0)
+
+    @property
+    def senders(self) -> int:
+        """How many tasks have sent rows."""
+        return int(self._dependency.rdd().getNumPartitions())
+
+    def pinned(self, hosts: Sequence[str]) -> DataFrame:
+        """All rows, those for instance i on ``hosts[i]``."""
+        return pinned(self._spark, self._rdd, self._schema, hosts)
+
+    def unpinned(self) -> DataFrame:
+        """All rows, wherever Spark likes to have them."""
+        return frame_of(self._spark, self._rdd, self._schema)
+
+    def part(self, instances: Sequence[int], without: Sequence[int] = ()) -> DataFrame:
+        """The rows for some instances, without those from some senders: one partition each.
+
+        Rows that are lost with the host that sent them are computed again by Spark.
+        """
+        jvm = self._spark.sparkContext._jvm
+        gateway = self._spark.sparkContext._gateway
+        assert jvm is not None
+        assert gateway is not None
+        execution = jvm.org.apache.spark.sql.execution
+        specs = [
+            execution.PartialReducerPartitionSpec(instance, start, stop, 0)
+            for instance in instances
+            for start, stop in _runs(self.senders, without)
+        ]
+        array = gateway.new_array(execution.ShufflePartitionSpec, len(specs))
+        for i, spec in enumerate(specs):
+            array[i] = spec
+        metrics = execution.metric.SQLShuffleReadMetricsReporter.createShuffleReadMetrics(
+            self._spark.sparkContext._jsc.sc()
+        )
+        rdd = execution.ShuffledRowRDD(self._dependency, metrics, array)
+        return frame_of(self._spark, rdd, self._schema)
+
+
+def _exchange(rdd: Any) -> Any:
+    while rdd.getClass().getSimpleName() != _SHUFFLED:
+        dependencies = rdd.dependencies()
+        if dependencies.size() != 1:
+            raise TypeError(f"{rdd} does not come straight from an exchange")
+        rdd = dependencies.apply(0).rdd()
+    return rdd
+
+
+def _runs(count: int, without: Sequence[int]) -> list[tuple[int, int]]:
+    """The ranges of numbers below a count that are left without some of them."""
+    runs: list[tuple[int, int]] = []
+    for number in range(count):
+        if number in without:
+            continue
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs

@@ -1,0 +1,156 @@
+"""A query of three stateful operators on a cluster, with faults on the way.
+
+Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
+"seconds": 0.5, "acts": {"5": ["kill 0", "scale users 3"]}}. What is under a number is done after
+that batch was committed: ``kill N`` the N-th node in use, ``executor N``, ``agent N``, ``add``,
+``scale OPERATOR N``, ``checkpoint``; with ``~`` before it in a thread of its own, while batches
+run. Results are in WORK/out and WORK/state.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+
+import anabranch as ab
+from anabranch.cluster import LocalCluster
+from anabranch.query.running import RunningQuery
+
+OPERATORS = {"users": "user", "cities": "city", "sizes": "size"}
+
+
+def build(spark, work: Path, *, ordered: bool) -> ab.Query:
+    rides = (
+        spark.readStream.schema("at timestamp, user string, city int, fare double")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(work / "feed"))
+    )
+    per_user = (
+        ab.stream(rides)
+        .key_by("user")
+        .aggregate(
+            name="users",
+            n=ab.count(),
+            spent=ab.sum("fare"),
+            city=ab.last("city"),
+            most=ab.max("fare"),
+        )
+    )
+    per_city = (
+        per_user.transform(lambda df: df.where(F.col("n") % 3 != 0))
+        .key_by("city")
+        .aggregate(
+            name="cities",
+            updates=ab.count(),
+            top=ab.max("most"),
+            # Over other instances rows come in another order: then it must not count.
+            last=ab.last("user") if ordered else ab.max("n"),
+        )
+    )
+    per_size = (
+        per_city.transform(lambda df: df.withColumn("size", F.col("updates") % 7))
+        .key_by("size")
+        .aggregate(name="sizes", n=ab.count(), highest=ab.max("top"))
+    )
+    return ab.query(
+        per_user.to_parquet(work / "out" / "users"),
+        per_city.to_parquet(work / "out" / "cities"),
+        per_size.to_parquet(work / "out" / "sizes"),
+    )
+
+
+class Acts:
+    def __init__(self, cluster: LocalCluster | None, query: RunningQuery) -> None:
+        self.cluster, self.query = cluster, query
+        self.threads: list[threading.Thread] = []
+        self.failures: list[str] = []
+
+    def do(self, act: str) -> None:
+        if act.startswith("~"):
+            thread = threading.Thread(target=self._safely, args=(act[1:],))
+            thread.start()
+            self.threads.append(thread)
+        else:
+            self._safely(act)
+
+    def _safely(self, act: str) -> None:
+        try:
+            self._act(*act.split())
+        except Exception as error:
+            self.failures.append(f"{act}: {type(error).__name__}: {error}")
+
+    def _act(self, what: str, *how: str) -> None:
+        print("act", what, *how, flush=True)
+        if what == "scale":
+            self.query.scale(how[0], int(how[1]))
+        elif what == "checkpoint":
+            self.query.checkpoint()
+        elif what == "add":
+            self.cluster.add()
+        else:
+            used = [host for host, has in self.query.nodes.items() if has]
+            host = used[int(how[0]) % len(used)]
+            if what == "kill":
+                self.cluster.kill(host)
+            elif what == "executor":
+                self.cluster.kill_executor(host)
+            elif what == "agent":
+                self._kill_agent(host)
+            else:
+                raise ValueError(what)
+
+    def _kill_agent(self, host: str) -> None:
+        agents = self.query._running.cluster._agents
+        if host in agents:
+            os.kill(agents[host].call("ping")["pid"], signal.SIGKILL)
+
+    def wait(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
+
+def main() -> None:
+    source, work, plan = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    (work / "feed").mkdir(exist_ok=True)
+    conf = {"spark.ui.enabled": False, "spark.log.level": "ERROR"}
+    if plan["nodes"] == 0:
+        run(None, ab.session("local[2]", **conf), source, work, plan)
+        return
+    with LocalCluster(nodes=plan["nodes"], memory="600m") as cluster:
+        run(cluster, cluster.session(**conf), source, work, plan)
+
+
+def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
+    backup = ab.Upstream() if plan.get("backup") == "upstream" else None
+    query = build(spark, work, ordered=plan.get("ordered", False)).start(
+        work / "checkpoint",
+        checkpointing=ab.Periodic(plan.get("seconds", 0.5)),
+        backup=backup,
+        instances=plan.get("instances", 2),
+    )
+    acts = Acts(cluster, query)
+    for version, file in enumerate(sorted(source.iterdir())):
+        os.link(file, work / "feed" / file.name)
+        while query.version < version:
+            query.await_termination(0.01)
+        print(f"committed {version}", flush=True)
+        for act in plan.get("acts", {}).get(str(version), []):
+            acts.do(act)
+    acts.wait()
+    (work / "state").mkdir()
+    for operator in OPERATORS:
+        pq.write_table(query.state_table(operator), work / "state" / f"{operator}.parquet")
+    events = [json.loads(event.to_json()) for event in query.events]
+    (work / "events.json").write_text(json.dumps(events))
+    (work / "failures.json").write_text(json.dumps(acts.failures))
+    query.stop()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

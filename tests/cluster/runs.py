@@ -1,0 +1,75 @@
+"""Runs of the program on a cluster, and what came out of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PROGRAM = Path(__file__).with_name("program.py")
+KEYS = {"users": "user", "cities": "city", "sizes": "size"}
+
+
+def make_input(folder: Path, seed: int, files: int, rows: int = 400) -> Path:
+    folder.mkdir(parents=True)
+    numbers = np.random.default_rng(seed)
+    for file in range(files):
+        start = 1_700_000_000_000_000 + file * 1_000_000
+        table = pa.table(
+            {
+                "at": pa.array(start + np.arange(rows), pa.timestamp("us", tz="UTC")),
+                "user": [f"user-{n}" for n in numbers.zipf(1.3, rows) % 300],
+                "city": pa.array(numbers.integers(0, 20, rows), pa.int32()),
+                "fare": numbers.gamma(2.0, 7.5, rows),
+            }
+        )
+        path = folder / f"{file:04d}.parquet"
+        pq.write_table(table, path)
+        # The file source takes files in the order of their times.
+        os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
+    return folder
+
+
+def run(source: Path, work: Path, seconds: float = 280, **plan: Any) -> list[dict[str, Any]]:
+    """Run the program to its end; the events of the query."""
+    work.mkdir(parents=True)
+    with (work / "log").open("w") as log:
+        finished = subprocess.run(
+            [sys.executable, str(PROGRAM), str(source), str(work), json.dumps(plan)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=False,
+        )
+    assert finished.returncode == 0, (work / "log").read_text()[-6000:]
+    failures = json.loads((work / "failures.json").read_text())
+    assert failures == [], failures
+    events: list[dict[str, Any]] = json.loads((work / "events.json").read_text())
+    return events
+
+
+def results(work: Path) -> dict[str, pa.Table]:
+    """Everything the query has made: all rows of every output, batch by batch, and its state."""
+    found = {}
+    for name, key in KEYS.items():
+        tables = []
+        for file in sorted((work / "out" / name).glob("part-*.parquet")):
+            rows = pq.read_table(file)
+            # Names are part-<query>-<version>-<partition>.
+            batch = [int(file.name.split("-")[2])] * rows.num_rows
+            tables.append(rows.append_column("batch", pa.array(batch, pa.int64())))
+        order = [("batch", "ascending"), (key, "ascending")]
+        found[f"output of {name}"] = pa.concat_tables(tables).sort_by(order)
+        found[f"state of {name}"] = pq.read_table(work / "state" / f"{name}.parquet").sort_by(key)
+    return found
+
+
+def same(work: Path, undisturbed: Path) -> None:
+    expected = results(undisturbed)
+    for what, table in results(work).items():
+        assert table.equals(expected[what]), f"{what} of {work} differs"

@@ -1,0 +1,173 @@
+"""The process of an agent: how it starts, how many there are, and when it ends."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_tools import Starter, is_gone
+
+from anabranch.errors import DidNotHappen, PlanError
+from anabranch.nodes import AgentAddress, NodeStore, Secret, Signer
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.chaos
+def test_it_ends_with_the_process_that_it_watches(
+    start: Starter, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    address = start(folder=tmp_path, watch_pid=sleeper.pid)
+    sleeper.kill()
+    since = time.monotonic()
+    assert is_gone(address.pid)
+    assert time.monotonic() - since < 5
+    assert not (tmp_path / "agent.json").exists()
+
+
+def test_it_ends_on_sigterm_and_when_told(start: Starter, secret: Secret, tmp_path: Path) -> None:
+    first = start(folder=tmp_path)
+    os.kill(first.pid, signal.SIGTERM)
+    assert is_gone(first.pid)
+    second = start(folder=tmp_path)
+    with NodeStore(str(second), Signer(secret)) as node:
+        assert node.call("stop") == {}
+    assert is_gone(second.pid)
+    assert not (tmp_path / "agent.json").exists()
+
+
+def test_what_is_written_down_is_not_the_secret(
+    agent: AgentAddress, secret: Secret, home: Path
+) -> None:
+    path = home / "folder" / "agent.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_bytes()) == {
+        "host": agent.host, "port": agent.port, "pid": agent.pid
+    }  # fmt: skip
+    shown = [Path(f"/proc/{agent.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    shown += [file.read_bytes() for file in home.rglob("*") if file.is_file()]
+    assert len(shown) >= 4
+    assert not any(secret.to_hex().encode() in each or secret.key in each for each in shown)
+
+
+def test_its_output_goes_to_the_log(agent: AgentAddress, home: Path) -> None:
+    assert "this goes to the log, not into the answer" in (home / "agent.log").read_text()
+    links = [Path(f"/proc/{agent.pid}/fd/{number}").readlink() for number in range(3)]
+    assert links == [Path("/dev/null"), home / "agent.log", home / "agent.log"]
+    assert os.getsid(agent.pid) == agent.pid
+
+
+def test_one_agent_for_a_folder(start: Starter, agent: AgentAddress, secret: Secret) -> None:
+    assert start() == agent
+    with pytest.raises(DidNotHappen, match=r"another agent has .*not signed with the secret"):
+        start(secret=Secret.new())
+    with NodeStore(str(agent), Signer(secret)) as node:
+        assert node.call("ping")["pid"] == agent.pid
+
+
+def test_many_starts_at_once_make_one_agent(start: Starter, tmp_path: Path) -> None:
+    found: list[AgentAddress] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(start(folder=tmp_path))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert len(set(found)) == 1
+
+
+def test_an_address_left_behind_is_not_believed(
+    start: Starter, agent: AgentAddress, tmp_path: Path
+) -> None:
+    """The port of a dead agent is now that of another one, with the same secret."""
+    left = {"host": agent.host, "port": agent.port, "pid": 1}
+    (tmp_path / "agent.json").write_text(json.dumps(left))
+    assert start(folder=tmp_path).pid not in (agent.pid, 1)
+
+
+def test_it_outlives_the_process_that_started_it(secret: Secret, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from anabranch.nodes import Secret, start_agent
+address = start_agent(secret=Secret.from_hex(sys.stdin.read()), host="127.0.0.1",
+    folder=Path({str(tmp_path)!r}), limit=1000, watch_pid={os.getpid()},
+    log=Path({str(tmp_path / "log")!r}))
+print(address.port, address.pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=secret.to_hex(), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    port, pid = map(int, done.stdout.split())
+    with NodeStore(f"127.0.0.1:{port}", Signer(secret)) as node:
+        assert node.call("ping")["pid"] == pid
+        node.call("stop")
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"actions": "acting:broken"}, "these actions cannot be made"),
+        ({"actions": "acting"}, "module:attribute"),
+        ({"actions": "no_such_module:make"}, "no_such_module"),
+        ({"host": "192.0.2.1"}, r"cannot listen at 192\.0\.2\.1"),
+        ({"limit": -1}, "-1 bytes"),
+        ({"watch_pid": 2**22 + 1}, "no process"),
+    ],
+)
+def test_a_start_that_fails_says_why(
+    start: Starter, tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    (tmp_path / "log").write_text("of an earlier agent\n")
+    with pytest.raises(DidNotHappen, match=f"(?s)ended with code 1; .*{why}") as raised:
+        start(folder=tmp_path / "folder", log=tmp_path / "log", **changes)
+    assert "earlier" not in str(raised.value)
+
+
+def test_a_start_that_cannot_be_is_refused_at_once(start: Starter, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="as JSON"):
+        start(folder=tmp_path / "folder", context={"x": object()})
+    with pytest.raises(PlanError, match="tls_root"):
+        start(folder=tmp_path / "folder", tls_cert=tmp_path, tls_key=tmp_path)
+    with pytest.raises(DidNotHappen, match="no answer in time"):
+        start(folder=tmp_path / "folder", timeout=0.01)
+    assert not (tmp_path / "folder" / "agent.json").exists()
+
+
+def test_tls(start: Starter, secret: Secret, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("a certificate is made with openssl, which is not here")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key", "-out", tmp_path / "cert"],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    files = {f"tls_{name}": tmp_path / name for name in ("cert", "key")}
+    files["tls_root"] = tmp_path / "cert"
+    address = start(folder=tmp_path / "folder", **files)
+    assert start(folder=tmp_path / "folder", **files) == address
+    root = (tmp_path / "cert").read_bytes()
+    with NodeStore(str(address), Signer(secret), tls_root=root) as node:
+        node.put("a", b"x" * (3 << 20))
+        assert node.get("a").size == 3 << 20
+    with NodeStore(str(address), Signer(secret), timeout=5) as plain, pytest.raises(DidNotHappen):
+        plain.list()

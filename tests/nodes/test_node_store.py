@@ -1,0 +1,259 @@
+"""A node as a backup store: the suite of all stores, errors, and nodes that die."""
+
+import importlib.util
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from node_tools import LIMIT, Starter, is_gone, wait_until
+
+from anabranch.backup import BackupStore
+from anabranch.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    DidNotHappen,
+    Fenced,
+    MayHaveHappened,
+    QueryFailed,
+)
+from anabranch.nodes import (
+    Agent,
+    AgentAddress,
+    NodeStore,
+    Refused,
+    Secret,
+    Signer,
+    Vault,
+    Verifier,
+)
+from anabranch.nodes.chunks import CHUNK
+
+_spec = importlib.util.spec_from_file_location(
+    "suite_of_stores", Path(__file__).parents[1] / "backup" / "test_stores.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+suite = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(suite)
+
+test_put_get_size = suite.test_put_get_size
+test_put_replaces = suite.test_put_replaces
+test_list_by_prefix = suite.test_list_by_prefix
+test_delete_is_idempotent = suite.test_delete_is_idempotent
+test_what_is_not_there = suite.test_what_is_not_there
+test_names_are_checked = suite.test_names_are_checked
+
+
+@pytest.fixture
+def store(node: NodeStore) -> BackupStore:
+    return node
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7])
+def test_sizes_around_those_of_chunks(node: NodeStore, size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    node.put("sized", data)
+    assert node.get("sized").to_pybytes() == data
+    assert node.size("sized") == size
+
+
+def test_many_megabytes(node: NodeStore) -> None:
+    data = pa.py_buffer(np.random.default_rng(1).bytes(64 << 20))
+    start = time.monotonic()
+    node.put("large", data)
+    middle = time.monotonic()
+    assert node.get("large").equals(data)
+    end = time.monotonic()
+    print(f"64 MB: put {middle - start:.2f} s, get {end - middle:.2f} s")
+    assert node.call("ping")["used"] == data.size
+
+
+def test_threads_share_a_store(node: NodeStore) -> None:
+    wrong: list[object] = []
+
+    def use(number: int) -> None:
+        try:
+            for step in range(10):
+                data = bytes([number]) * (step * CHUNK // 4)
+                node.put(f"{number}", data)
+                if node.get(f"{number}").to_pybytes() != data:
+                    wrong.append((number, step))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_limit_of_the_vault(node: NodeStore) -> None:
+    node.put("small", b"x" * CHUNK)
+    with pytest.raises(DidNotHappen, match=rf"{CHUNK} bytes are used.* of {LIMIT}") as refusal:
+        node.put("large", np.empty(LIMIT - CHUNK + 1, np.uint8))
+    assert not isinstance(refusal.value, Refused)
+    assert list(node.list()) == ["small"]
+
+
+# --- calls ---
+
+
+def test_a_call_and_its_answer(node: NodeStore, agent: AgentAddress) -> None:
+    answer = node.call("echo", text="ü", numbers=[1, 2.5], op="overridden")
+    assert answer == {
+        "context": {"where": "here"},
+        "request": {"op": "echo", "text": "ü", "numbers": [1, 2.5]},
+    }
+    assert node.call("names") == {"names": []}
+    pong = node.call("ping")
+    assert (pong["pid"], pong["used"], pong["limit"]) == (agent.pid, 0, LIMIT)
+
+
+def test_errors_of_actions_arrive_as_what_they_are(node: NodeStore, home: Path) -> None:
+    with pytest.raises(CheckpointCorrupt, match=r"^the bytes of ü are wrong$"):
+        node.call("fail", kind="corrupt", message="the bytes of ü are wrong")
+    with pytest.raises(Fenced, match=r"^x$") as raised:
+        node.call("fail", kind="special", message="x")
+    assert type(raised.value) is Fenced, "the nearest class that every node knows"
+    with pytest.raises(QueryFailed, match=r"^fail failed: ZeroDivisionError: oops; see the log"):
+        node.call("fail", kind="bug", message="oops")
+    with pytest.raises(QueryFailed, match=r"^odd failed: TypeError"):
+        node.call("odd")
+    log = (home / "agent.log").read_text()
+    assert "Traceback" in log
+    assert "acting.py" in log
+
+
+@pytest.mark.parametrize("letter", ["a", "ü", "\0", "\n", "\ud800"])
+def test_long_errors_are_cut(node: NodeStore, letter: str) -> None:
+    with pytest.raises(CheckpointCorrupt) as raised:
+        node.call("fail", kind="corrupt", message=letter * 100_000)
+    assert 400 < len(str(raised.value)) <= 1000
+
+
+# --- nodes that cannot be reached ---
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a node that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    store = NodeStore(f"127.0.0.1:{port}", Signer(Secret.new()))
+    start = time.monotonic()
+    for ask in (lambda: store.put("a", b"x"), lambda: store.put("a", b""), lambda: store.get("a"),
+                store.list, lambda: store.size("a"), lambda: store.delete("a"),
+                lambda: store.call("ping"), lambda: store.call("echo")):  # fmt: skip
+        with pytest.raises(DidNotHappen, match=rf"127\.0\.0\.1:{port}.*[Rr]efused"):
+            ask()
+    assert time.monotonic() - start < 5
+    with pytest.raises(DidNotHappen, match="no address"):
+        NodeStore("not an address", Signer(Secret.new())).list()
+
+
+def test_a_silent_node_costs_the_timeout_and_no_more(silent: str) -> None:
+    store = NodeStore(silent, Signer(Secret.new()), timeout=0.5)
+    start = time.monotonic()
+    for ask in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: store.size("a")):
+        with pytest.raises(DidNotHappen, match=silent):
+            ask()
+    with pytest.raises((DidNotHappen, MayHaveHappened), match=silent):
+        store.delete("a")
+    assert time.monotonic() - start < 10
+
+
+def test_a_change_that_gets_no_answer_may_have_happened(
+    node: NodeStore, agent: AgentAddress, secret: Secret
+) -> None:
+    """A node that stops after the connection was made."""
+    store = NodeStore(str(agent), Signer(secret), timeout=1)
+    store.put("kept", b"x")
+    os.kill(agent.pid, signal.SIGSTOP)
+    try:
+        for change in (lambda: store.delete("kept"), lambda: store.call("echo")):
+            with pytest.raises(MayHaveHappened, match=str(agent)):
+                change()
+            # The connection is made anew, so one that does not come about is known not to.
+            with pytest.raises(DidNotHappen, match=str(agent)):
+                store.get("kept")
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    wait_until(lambda: node.call("ping")["pid"] == agent.pid)
+
+
+@pytest.mark.chaos
+def test_a_killed_node_is_noticed_and_comes_back_with_its_backups(
+    start: Starter, secret: Secret, tmp_path: Path
+) -> None:
+    address = start(folder=tmp_path, limit=1 << 20)
+    node = NodeStore(str(address), Signer(secret))
+    node.put("a/b", b"kept")
+    os.kill(address.pid, signal.SIGKILL)
+    assert is_gone(address.pid)
+    since = time.monotonic()
+    for ask in (lambda: node.get("a/b"), node.list, lambda: node.size("a/b"),
+                lambda: node.put("c", b"x")):  # fmt: skip
+        with pytest.raises(DidNotHappen, match=str(address)):
+            ask()
+    assert time.monotonic() - since < 5
+    again = start(folder=tmp_path, limit=1 << 20)
+    assert again.pid != address.pid
+    with NodeStore(str(again), Signer(secret)) as other:
+        assert other.get("a/b").to_pybytes() == b"kept"
+        assert other.call("ping")["used"] == 4
+        other.put("c", b"x")
+        assert list(other.list()) == ["a/b", "c"]
+
+
+@pytest.mark.chaos
+def test_a_node_killed_while_it_reads_has_nothing_or_all(
+    start: Starter, secret: Secret, tmp_path: Path
+) -> None:
+    """Whatever the client is told is true of what is found afterwards."""
+    data = pa.py_buffer(bytes(48 << 20))
+    for delay in (0.0, 0.02, 0.05, 0.1):
+        address = start(folder=tmp_path, limit=LIMIT)
+        node = NodeStore(str(address), Signer(secret))
+        node.delete("a")
+        killer = threading.Timer(delay, os.kill, (address.pid, signal.SIGKILL))
+        killer.start()
+        told: type[Exception] | None = None
+        try:
+            node.put("a", data)
+        except (DidNotHappen, MayHaveHappened) as error:
+            told = type(error)
+        killer.join()
+        assert is_gone(address.pid)
+        left = [path.stat().st_size for path in (tmp_path / "backups").glob("a")]
+        assert left in {None: ([data.size],), DidNotHappen: ([],)}.get(told, ([], [data.size]))
+
+
+def test_a_store_connects_anew(start: Starter, secret: Secret, tmp_path: Path) -> None:
+    """The same object works again when an agent is back at the same address."""
+    address = start(folder=tmp_path / "one")
+    node = NodeStore(str(address), Signer(secret))
+    node.call("stop")
+    assert is_gone(address.pid)
+    with pytest.raises(DidNotHappen):
+        node.list()
+    server = Agent(f"grpc+tcp://{address}", Vault(tmp_path / "two", 100), Verifier(secret), {})
+    try:
+        assert list(node.list()) == []
+        with pytest.raises(CheckpointNotFound):
+            node.get("a")
+    finally:
+        server.shutdown()

@@ -1,0 +1,147 @@
+"""The vault: a bound on its bytes that holds whatever happens, and a folder that it finds again."""
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.backup import FileStore
+from anabranch.backup.files import PARTIAL
+from anabranch.errors import DidNotHappen, MayHaveHappened, PlanError
+from anabranch.nodes.vault import Vault
+
+NAMES = st.sampled_from(["a", "b/c", "b/d"])
+STEPS = st.lists(
+    st.tuples(NAMES, st.integers(0, 60)) | NAMES | st.just("restart"), max_size=25
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_the_limit_holds_and_the_count_is_right(steps: list[tuple[str, int] | str]) -> None:
+    folder = Path(tempfile.mkdtemp())
+    vault, model = Vault(folder, 100), dict[str, bytes]()
+    for step in steps:
+        match step:
+            case "restart":
+                vault = Vault(folder, 100)
+            case str(name):
+                vault.delete(name)
+                model.pop(name, None)
+            case (name, size):
+                others = sum(len(data) for key, data in model.items() if key != name)
+                if others + size > 100:
+                    with pytest.raises(DidNotHappen, match=f"{vault.used} bytes are used.*of 100"):
+                        vault.put(name, b"x" * size)
+                else:
+                    vault.put(name, b"x" * size)
+                    model[name] = b"x" * size
+        assert vault.used == sum(map(len, model.values())) <= 100
+        assert list(vault.list()) == sorted(model)
+        assert {name: vault.get(name).to_pybytes() for name in vault.list()} == model
+        assert all(vault.size(name) == len(data) for name, data in model.items())
+    shutil.rmtree(folder)
+
+
+def test_threads_together_stay_below_the_limit(tmp_path: Path) -> None:
+    vault = Vault(tmp_path, 1000)
+    refused: list[int] = []
+
+    def fill(number: int) -> None:
+        for step in range(20):
+            try:
+                vault.put(f"{(number + step) % 7}", b"x" * (100 + 37 * number))
+            except DidNotHappen:
+                refused.append(number)
+            if step % 5 == 4:
+                vault.delete(f"{step % 7}")
+
+    threads = [threading.Thread(target=fill, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused
+    files = [p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()]
+    assert vault.used == sum(files) <= 1000
+    assert vault._coming == 0
+    assert Vault(tmp_path, 1000).used == vault.used
+
+
+def test_what_is_still_being_written_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vault = Vault(tmp_path, 100)
+    writing, go_on = threading.Event(), threading.Event()
+    real = FileStore.put
+
+    def slow(self: FileStore, name: str, data: bytes) -> None:
+        writing.set()
+        assert go_on.wait(20)
+        real(self, name, data)
+
+    monkeypatch.setattr(FileStore, "put", slow)
+    first = threading.Thread(target=vault.put, args=("a", b"x" * 60))
+    first.start()
+    assert writing.wait(20)
+    go_on_later = threading.Timer(5, go_on.set)  # so that a wrong vault fails, and does not hang
+    go_on_later.start()
+    try:
+        with pytest.raises(DidNotHappen, match="0 bytes are used and 60 on their way, of 100"):
+            vault.put("b", b"x" * 60)
+    finally:
+        go_on_later.cancel()
+        go_on.set()
+        first.join()
+    assert vault.used == 60
+
+
+def test_a_reader_keeps_what_it_has(tmp_path: Path) -> None:
+    vault = Vault(tmp_path, 1 << 20)
+    vault.put("a", b"first" * 1000)
+    before = vault.get("a")
+    vault.put("a", b"second")
+    vault.delete("a")
+    assert before.to_pybytes() == b"first" * 1000
+
+
+def test_what_a_killed_agent_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / PARTIAL).mkdir()
+    (tmp_path / PARTIAL / "x").write_bytes(b"half")
+    vault = Vault(tmp_path, 100)
+    assert vault.used == 0
+    assert not (tmp_path / PARTIAL / "x").exists()
+
+
+@pytest.mark.parametrize("kind", [DidNotHappen, MayHaveHappened])
+def test_a_put_that_fails_leaves_the_count_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    vault = Vault(tmp_path, 100)
+    vault.put("a", b"x" * 60)
+    real = FileStore.put
+
+    def failing(self: FileStore, name: str, data: bytes) -> None:
+        if kind is MayHaveHappened:
+            real(self, name, data)
+        raise kind("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "put", failing)
+        with pytest.raises(kind, match="the disk is gone"):
+            vault.put("a", b"x" * 30)
+    assert vault.used == (30 if kind is MayHaveHappened else 60)
+    vault.put("b", b"x" * (100 - vault.used))
+    assert vault.used == 100
+
+
+def test_a_limit_must_make_sense(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="-1 bytes"):
+        Vault(tmp_path, -1)
+    vault = Vault(tmp_path, 0)
+    vault.put("empty", b"")
+    with pytest.raises(DidNotHappen, match="no room for 1 bytes"):
+        vault.put("a", b"x")
