@@ -14,8 +14,8 @@ help: ## list the targets
 setup: ## install what is missing: Java 17, the virtual environment, the locked packages
 	@scripts/setup
 
-demo: setup ## live word count in the terminal (ARGS="--seconds 60")
-	@$(BIN)/anabranch demo $(ARGS)
+demo: setup ## word counts on a cluster that scales and loses a node (ARGS="" for a live view)
+	@$(BIN)/anabranch demo $(if $(filter undefined,$(origin ARGS)),--nodes 4,$(ARGS))
 
 test: setup ## all tests and doctests (ARGS="-k topk" for some)
 	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),src tests)
@@ -33,8 +33,8 @@ types: setup ## mypy, strict
 
 check: lint types test ## everything a change must pass
 
-chaos: setup ## 100 real kills at random moments, results compared (KILLS=, SEED=)
-	KILLS=$(or $(KILLS),100) $(PY) -m pytest tests/chaos -s
+chaos: setup ## real kills at random moments, results compared (KILLS=100 FAULTS=200 SEED=)
+	KILLS=$(or $(KILLS),100) FAULTS=$(or $(FAULTS),200) $(PY) -m pytest tests/chaos -s
 
 bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")
 	@mkdir -p results

@@ -3,8 +3,8 @@
 Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
 "seconds": 0.5, "acts": {"5": ["kill 0", "scale users 3"]}}. What is under a number is done after
 that batch was committed: ``kill N`` the N-th node in use, ``executor N``, ``agent N``, ``add``,
-``scale OPERATOR N``, ``checkpoint``; with ``~`` before it in a thread of its own, while batches
-run. Results are in WORK/out and WORK/state.
+``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
+while batches run. Results are in WORK/out and WORK/state.
 """
 
 import json
@@ -88,6 +88,8 @@ class Acts:
         print("act", what, *how, flush=True)
         if what == "scale":
             self.query.scale(how[0], int(how[1]))
+        elif what == "rebalance":
+            self.query.rebalance()
         elif what == "checkpoint":
             self.query.checkpoint()
         elif what == "add":
@@ -121,6 +123,10 @@ def main() -> None:
     if plan["nodes"] == 0:
         run(None, ab.session("local[2]", **conf), source, work, plan)
         return
+    if "master" in plan:
+        own = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}
+        run(None, ab.session(plan["master"], **conf, **own), source, work, plan)
+        return
     with LocalCluster(nodes=plan["nodes"], memory="600m") as cluster:
         run(cluster, cluster.session(**conf), source, work, plan)
 
@@ -132,17 +138,19 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
         checkpointing=ab.Periodic(plan.get("seconds", 0.5)),
         backup=backup,
         instances=plan.get("instances", 2),
+        movement=ab.FromCheckpoint(plan.get("parallelism", 1)),
     )
     acts = Acts(cluster, query)
     for version, file in enumerate(sorted(source.iterdir())):
-        os.link(file, work / "feed" / file.name)
+        if not (work / "feed" / file.name).exists():
+            os.link(file, work / "feed" / file.name)
         while query.version < version:
             query.await_termination(0.01)
         print(f"committed {version}", flush=True)
         for act in plan.get("acts", {}).get(str(version), []):
             acts.do(act)
     acts.wait()
-    (work / "state").mkdir()
+    (work / "state").mkdir(exist_ok=True)
     for operator in OPERATORS:
         pq.write_table(query.state_table(operator), work / "state" / f"{operator}.parquet")
     events = [json.loads(event.to_json()) for event in query.events]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def make_input(folder: Path, seed: int, files: int, rows: int = 400) -> Path:
 
 def run(source: Path, work: Path, seconds: float = 280, **plan: Any) -> list[dict[str, Any]]:
     """Run the program to its end; the events of the query."""
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
     with (work / "log").open("w") as log:
         finished = subprocess.run(
             [sys.executable, str(PROGRAM), str(source), str(work), json.dumps(plan)],
@@ -51,6 +52,23 @@ def run(source: Path, work: Path, seconds: float = 280, **plan: Any) -> list[dic
     assert failures == [], failures
     events: list[dict[str, Any]] = json.loads((work / "events.json").read_text())
     return events
+
+
+def kill_after(source: Path, work: Path, line: str, **plan: Any) -> None:
+    """Run the program, and kill it with its JVM once it has printed a line."""
+    work.mkdir(parents=True)
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(source), str(work), json.dumps(plan)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said = next((text for text in process.stdout if text.startswith(line)), None)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert said is not None, f"it ended without {line!r}"
 
 
 def results(work: Path) -> dict[str, pa.Table]:

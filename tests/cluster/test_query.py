@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.cluster import LocalCluster
 from cluster import runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos]
-FILES = 14
+FILES = 11
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def undisturbed(source: Path) -> dict[bool, Path]:
 
 
 def test_a_node_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
-    acts = {"5": ["kill 0"], "9": ["~kill 0", "add"]}
+    acts = {"3": ["kill 0"], "6": ["~kill 0", "add"]}
     events = runs.run(source, tmp_path / "work", nodes=3, ordered=True, acts=acts)
     runs.same(tmp_path / "work", undisturbed[True])
     recoveries = [event for event in events if event["kind"] == "recovery"]
@@ -35,7 +36,28 @@ def test_a_node_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path:
 
 
 def test_an_operator_is_scaled(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
-    acts = {"3": ["~scale users 4"], "8": ["~scale users 1", "~scale cities 3"]}
+    acts = {"2": ["~scale users 4"], "6": ["~scale users 1", "~scale cities 3"]}
     events = runs.run(source, tmp_path / "work", nodes=3, acts=acts, backup="upstream")
     runs.same(tmp_path / "work", undisturbed[False])
     assert len([event for event in events if event["kind"] == "scale"]) == 3
+
+
+def test_lost_groups_are_recovered_over_two_nodes(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    acts = {"4": ["kill 0"], "6": ["add", "rebalance"]}
+    events = runs.run(
+        source, tmp_path / "work", nodes=3, seconds=30, acts=acts, parallelism=2, backup="upstream"
+    )
+    runs.same(tmp_path / "work", undisturbed[False])
+    kinds = [event["kind"] for event in events]
+    assert "recovery" in kinds
+    assert "scale" in kinds, "nothing was moved to the new node"
+
+
+def test_the_driver_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
+    with LocalCluster(nodes=2, memory="600m") as cluster:
+        plan = {"nodes": 2, "master": cluster.master, "ordered": True, "backup": "upstream"}
+        runs.kill_after(source, tmp_path / "work", "committed 6", **plan)
+        runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[True])

@@ -122,3 +122,23 @@ def test_routing_table_and_json() -> None:
 def test_routing_json_that_is_none(value: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Routing.from_json(value)
+
+
+@given(
+    groups=st.integers(1, 300), instances=st.integers(1, 8), parts=st.integers(1, 5), data=st.data()
+)
+def test_split_divides_some_instances_and_leaves_the_others(
+    groups: int, instances: int, parts: int, data: st.DataObject
+) -> None:
+    before = Routing.even(groups, min(groups, instances))
+    chosen = data.draw(st.sets(st.integers(0, before.instances - 1)))
+    after = before.split(chosen, parts)
+    for instance in range(before.instances):
+        if instance not in chosen:
+            assert after.owners[instance] == before.owners[instance]
+        else:
+            assert after.owners[instance] <= before.owners[instance]
+            assert len(after.owners[instance]) >= 1
+    pieces = [len(owned) for owned in after.owners[before.instances :]]
+    assert all(pieces)
+    assert len(pieces) == sum(min(parts, len(before.owners[i])) - 1 for i in chosen)

@@ -34,8 +34,13 @@ _CONF = {"spark.log.level": "ERROR", "spark.ui.enabled": "false"}
     "--sentences", default=20_000, show_default=True, help="In a micro-batch; each has 8 words."
 )
 @click.option("--folder", help="Keep the checkpoints here, and carry on from what is there.")
-def demo(seconds: float, sentences: int, folder: str | None) -> None:
+@click.option("--nodes", default=0, help="On a cluster instead, which scales and loses a node.")
+def demo(seconds: float, sentences: int, folder: str | None, nodes: int) -> None:
     """Count words in a generated stream and show them live. Ctrl-C ends it."""
+    if nodes:
+        from anabranch.cli.story import tell
+
+        raise SystemExit(0 if tell(nodes, Console(highlight=False)) else 1)
     from pyspark.sql import functions as F
 
     import anabranch as ab

@@ -11,6 +11,7 @@ from pathlib import Path
 from anabranch.cluster.errors import ClusterFailed
 from anabranch.cluster.processes import MARK
 from anabranch.errors import PlanError
+from anabranch.nodes.root import BACKUPS
 
 MASTER_HOST = "127.0.0.1"
 LEAST_MEMORY = 450
@@ -73,6 +74,7 @@ def environment(host: str, folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     return kept | {
         MARK: str(folder / "state"),
+        BACKUPS: str(folder / "state" / "backups"),
         "SPARK_HOME": str(home()),
         "SPARK_CONF_DIR": str(folder / "conf"),
         "SPARK_LOCAL_IP": host,

@@ -137,7 +137,7 @@ def _start_here(
             start_agent(
                 secret=Secret.from_hex(secret),
                 host=wanted,
-                folder=folder / "agent",
+                folder=root.backups(wanted),
                 limit=_LIMIT,
                 watch_pid=here.pid,
                 actions="anabranch.nodes.actions:make",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
+from anabranch.checkpointing.policy import Never
 from anabranch.coordinator.checkpoints import Checkpoints, Taken
 from anabranch.coordinator.cluster import Cluster
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog
@@ -23,6 +24,7 @@ from anabranch.coordinator.replay import Buffers
 from anabranch.coordinator.scaling import Scaling
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import QueryFailed, StateMissing
+from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
@@ -35,7 +37,7 @@ from anabranch.spark.sinks.sink import Delivery
 from anabranch.spark.task import CaptureOrder, OperatorTask
 from anabranch.state.groups import Routing
 from anabranch.state.keytypes import is_fixed
-from anabranch.units import NO_VERSION, Version
+from anabranch.units import NO_VERSION, Version, microseconds
 
 _log = logging.getLogger("anabranch")
 _ATTEMPTS = 8
@@ -62,6 +64,7 @@ class Running:
     cluster: Cluster | None = None
     """The nodes, or None where the driver runs the tasks itself."""
     placement: Even = field(default_factory=Even)
+    movement: FromCheckpoint = field(default_factory=FromCheckpoint)
     buffers: Buffers = field(default_factory=dict)
     needed: Version | None = None
     """Buffers after this version are kept for a change that is under way."""
@@ -139,6 +142,7 @@ class Coordinator:
             self.running.committed = self._committed(version, reports.values())
             return
         self._commit(version, reports.values(), order)
+        self._trim()
         self._record(version, reports.values(), time.perf_counter() - started, attempts)
         self._first = False
 
@@ -174,17 +178,30 @@ class Coordinator:
         raise AssertionError("the last attempt returns or raises")
 
     def _keep(self, version: Version, steps: Mapping[Stateful, Step]) -> None:
-        """Keep what was sent to operators until it is in a checkpoint."""
-        stored = self.running.checkpoints.stored
-        if self.running.needed is not None:
-            stored = min(stored, self.running.needed)
+        """Keep what was sent to operators, to be sent again."""
         for step in steps.values():
-            if step.buffer is None:
-                continue
-            kept = self.running.buffers.setdefault(step.bound.name, {})
-            kept[version] = step
-            for old in [v for v in kept if v <= stored or v <= version - _MOST_BUFFERS]:
-                del kept[old]
+            if step.buffer is not None:
+                self.running.buffers.setdefault(step.bound.name, {})[version] = step
+
+    def _trim(self) -> None:
+        """Let go of what was sent to operators and is in a checkpoint, or too old to matter."""
+        running = self.running
+        policy, newest = running.checkpoints.policy, running.committed.version
+        window = policy.window if isinstance(policy, Never) else None
+        stored = running.checkpoints.stored
+        if running.needed is not None:
+            stored = min(stored, running.needed)
+        for name, kept in running.buffers.items():
+            seen = [time for time in running.committed.times.get(name, ()) if time is not None]
+            oldest = newest - _MOST_BUFFERS
+            if newest in kept and seen:
+                kept[newest].time = max(seen)
+                if window is not None:
+                    delay = kept[newest].bound.operator.watermark_delay
+                    since = min(seen) - delay - microseconds(window, what="window")
+                    oldest = min(v for v, step in kept.items() if (step.time or 0) >= since) - 1
+            for version in [v for v in kept if v <= max(stored, oldest)]:
+                del kept[version]
 
     def _steps(
         self, version: Version, batch_time: int, order: CaptureOrder | None

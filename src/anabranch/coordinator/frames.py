@@ -32,6 +32,8 @@ class Step:
     router: Router
     buffer: Buffer | None = None
     """What the batch has sent to the operator, on a cluster: kept, to be sent again."""
+    time: int | None = None
+    """The latest event time that the operator had seen after the batch."""
 
 
 class Frames:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from anabranch.checkpointing.policy import Never
 from anabranch.coordinator.failures import translated
 from anabranch.coordinator.replay import Replay
 from anabranch.errors import CheckpointError, StateMissing
-from anabranch.units import Version
+from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
     from anabranch.coordinator.coordinator import Coordinator
@@ -90,12 +91,30 @@ class Recovery:
         with running.events.timed("recovery", lost=described) as details:
             # What is on its way may be newer than anything stored.
             running.checkpoints.wait()
+            lost = self._divide(lost)
             self._place(alive)
             start = self._restore(lost)
             details["restored"] = start
             details["replayed"] = running.committed.version - start
             self._replay(lost, start, alive)
         running.checkpoints.start_anew()
+
+    def _divide(self, lost: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
+        """Let several instances share what each lost one had, if that was asked for."""
+        running = self._coordinator.running
+        parts = running.movement.parallelism
+        if parts == 1:
+            return lost
+        divided: dict[str, Sequence[int]] = {}
+        for name, instances in lost.items():
+            before = running.routing[name]
+            after = before.split(instances, parts)
+            kept = [i for i in range(before.instances) if i not in instances]
+            running.tables.rename(name, before, after, kept)
+            running.routing[name] = after
+            divided[name] = [*instances, *range(before.instances, after.instances)]
+        self._coordinator.reroute()
+        return divided
 
     def _place(self, alive: Collection[str]) -> None:
         running = self._coordinator.running
@@ -110,16 +129,25 @@ class Recovery:
         """Make the lost tables from the newest checkpoint; the version they are at."""
         running = self._coordinator.running
         manifest = running.checkpoints.manifests.latest(upto=running.committed.version)
+        start = NO_VERSION if manifest is None else manifest.version
+        if manifest is None and self._windowed():
+            kept = [version for name in lost for version in running.buffers.get(name, ())]
+            start = Version(min(kept, default=running.committed.version + 1) - 1)
         for name, instances in lost.items():
             routing = running.routing[name]
             if manifest is None:
-                running.tables.create(name, routing, instances)
+                running.tables.create(name, routing, instances, start)
                 continue
             try:
                 running.tables.restore(name, routing, manifest.operators[name], instances)
             except CheckpointError as error:
                 raise StateMissing(f"the backup of {name!r} is lost as well: {error}") from error
-        return Version(-1) if manifest is None else manifest.version
+        return start
+
+    def _windowed(self) -> bool:
+        """Whether batches that are too old to be kept do not matter any more."""
+        policy = self._coordinator.running.checkpoints.policy
+        return isinstance(policy, Never) and policy.window is not None
 
     def _replay(
         self, lost: Mapping[str, Sequence[int]], start: Version, alive: Collection[str]
@@ -127,6 +155,7 @@ class Recovery:
         coordinator = self._coordinator
         running = coordinator.running
         running.fence += 1
+        policy = running.checkpoints.policy
         replay = Replay(
             running.plan,
             running.buffers,
@@ -136,6 +165,7 @@ class Recovery:
             lost,
             running.fence,
             coordinator.reports,
+            isinstance(policy, Never) and policy.replay == "source",
         )
         for version in range(start + 1, running.committed.version + 1):
             replay.run(Version(version))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.coordinator.checkpoints import Taken
@@ -46,7 +47,20 @@ class Scaling:
             before = self._coordinator.running.routing[operator]
             self._change(operator, before.rescale(instances))
 
-    def _change(self, operator: str, after: Routing) -> None:
+    def rebalance(self) -> None:
+        """Move instances to the nodes that have fewer, if any has more than its share."""
+        running = self._coordinator.running
+        if running.cluster is None:
+            return
+        with self._one_at_a_time:
+            for operator, routing in list(running.routing.items()):
+                instances = {name: of.instances for name, of in running.routing.items()}
+                wanted = running.placement.place(instances, running.cluster.alive())[operator]
+                if sorted(wanted) != sorted(running.tables.placement[operator]):
+                    moved = Routing(routing.owners, routing.epoch + 1)
+                    self._change(operator, moved, wanted)
+
+    def _change(self, operator: str, after: Routing, hosts: Sequence[str] | None = None) -> None:
         running = self._coordinator.running
         before = running.routing[operator]
         if after == before:
@@ -60,7 +74,7 @@ class Scaling:
             for attempt in range(1, _ATTEMPTS + 1):
                 details["attempts"] = attempt
                 try:
-                    details["pause"] = self._on_nodes(operator, after)
+                    details["pause"] = self._on_nodes(operator, after, hosts)
                     return
                 except Exception as error:
                     running.events.add("scale failed", operator=operator, reason=str(error)[:500])
@@ -86,14 +100,14 @@ class Scaling:
                 running.tables.create(operator, after)
             self._switch(operator, after, running.tables.placed(hosts))
 
-    def _on_nodes(self, operator: str, after: Routing) -> float:
+    def _on_nodes(self, operator: str, after: Routing, hosts: Sequence[str] | None = None) -> float:
         """Returns for how long the stream was held up by the last step."""
         coordinator = self._coordinator
         running = coordinator.running
         assert running.cluster is not None
         start = self._checkpoint()
         manifest = running.checkpoints.manifests.get(start)
-        tables = self._placed(operator, after)
+        tables = self._placed(operator, after, hosts)
         tables.restore(operator, after, manifest.operators[operator])
         (node,) = [n for n in running.bounds if n.name == operator]
         router = Router(running.bounds[node].hash, after, ordered=running.bounds[node].ordered)
@@ -137,9 +151,11 @@ class Scaling:
             time.sleep(_LOOK_SECONDS)
         return running.checkpoints.stored
 
-    def _placed(self, operator: str, after: Routing) -> Tables:
+    def _placed(self, operator: str, after: Routing, hosts: Sequence[str] | None = None) -> Tables:
         running = self._coordinator.running
         assert running.cluster is not None
+        if hosts is not None:
+            return running.tables.placed(running.tables.placement | {operator: tuple(hosts)})
         instances = {name: of.instances for name, of in running.routing.items()}
         alive = running.cluster.alive()
         placed = running.placement.place(

@@ -27,6 +27,7 @@ from anabranch.coordinator.replay import stateful_before
 from anabranch.coordinator.rewind import Rewind
 from anabranch.coordinator.tables import HERE, Tables
 from anabranch.errors import PlanError
+from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.workbench import Workbench
@@ -102,6 +103,7 @@ def assemble(
     bounds: Mapping[Stateful, Bound],
     policy: Checkpointing,
     placing: Even,
+    movement: FromCheckpoint,
     before: Identity,
     routing: Mapping[str, Routing],
     spark: SparkSession,
@@ -133,6 +135,7 @@ def assemble(
         fence=now.fence,
         cluster=cluster,
         placement=placing,
+        movement=movement,
     )
     running.remember = partial(remember, place, running)
     return running, lock

@@ -14,7 +14,7 @@ from anabranch.plan.bind import Bound
 from anabranch.state.groups import Routing
 from anabranch.state.partition import partition
 from anabranch.state.restore import restore
-from anabranch.units import Version
+from anabranch.units import NO_VERSION, Version
 
 T = TypeVar("T")
 
@@ -129,14 +129,31 @@ class Tables:
         return sum(_each(made, chosen))
 
     def create(
-        self, operator: str, routing: Routing, instances: Sequence[int] | None = None
+        self,
+        operator: str,
+        routing: Routing,
+        instances: Sequence[int] | None = None,
+        version: Version = NO_VERSION,
     ) -> None:
-        """Make an operator's tables, or some, without any state, as before the first batch."""
+        """Make an operator's tables, or some, without any state, as if after a version."""
         layout = self._bounds[operator].layout
         chosen = list(range(routing.instances)) if instances is None else list(instances)
+
+        def made(instance: int) -> None:
+            table = self.name(operator, routing, instance)
+            self._bench(operator, instance).create(table, layout, version)
+
+        _each(made, chosen)
+
+    def rename(
+        self, operator: str, before: Routing, after: Routing, instances: Iterable[int]
+    ) -> None:
+        """Let instances that keep their groups keep their tables under another routing."""
         _each(
-            lambda i: self._bench(operator, i).create(self.name(operator, routing, i), layout),
-            chosen,
+            lambda i: self._bench(operator, i).rename(
+                self.name(operator, before, i), self.name(operator, after, i)
+            ),
+            list(instances),
         )
 
     def keep_only(self, routing: Mapping[str, Routing], hosts: Iterable[str] = ()) -> None:

@@ -56,7 +56,8 @@ class Actions:
         return {"usable": self._bench(request).usable(table, layout, Version(request["version"]))}
 
     def _create(self, request: Request) -> Request:
-        self._bench(request).create(request["table"], layouts.from_json(request["layout"]))
+        layout = layouts.from_json(request["layout"])
+        self._bench(request).create(request["table"], layout, Version(request["version"]))
         return {}
 
     def _restore(self, request: Request) -> Request:

@@ -25,9 +25,9 @@ class RemoteBench:
         """See :meth:`Bench.usable`."""
         return bool(self._call("usable", table=table, layout=layout, version=version)["usable"])
 
-    def create(self, table: str, layout: TableLayout) -> None:
+    def create(self, table: str, layout: TableLayout, version: Version) -> None:
         """See :meth:`Bench.create`."""
-        self._call("create", table=table, layout=layout)
+        self._call("create", table=table, layout=layout, version=version)
 
     def restore(
         self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups

@@ -10,6 +10,9 @@ from pathlib import Path
 VARIABLE = "ANABRANCH_STATE_FOLDER"
 """The environment of a node may name the folder for state; a query that names one itself wins."""
 
+BACKUPS = "ANABRANCH_BACKUP_FOLDER"
+"""The environment of a node may name the folder, on a disk, for the backups of other nodes."""
+
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -28,3 +31,8 @@ class StateRoot:
             memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
             given = str(memory / "anabranch")
         return Path(given).absolute().joinpath(*([host] if host else []), self.query)
+
+    def backups(self, host: str) -> Path:
+        """The folder for what a node keeps for others. On a disk: it outlives the query."""
+        given = os.environ.get(BACKUPS) or Path(tempfile.gettempdir()) / "anabranch-backups"
+        return Path(given).absolute() / host / self.query

@@ -36,8 +36,8 @@ class Bench(Protocol):
     def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
         """Whether a table is there and is, or can be rolled back to, a committed version."""
 
-    def create(self, table: str, layout: TableLayout) -> None:
-        """Make a table without any state, in place of what may be there."""
+    def create(self, table: str, layout: TableLayout, version: Version) -> None:
+        """Make a table without any state, as if at a version, in place of what may be there."""
 
     def restore(
         self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups
@@ -92,9 +92,9 @@ class Workbench:
         finally:
             opened.close()
 
-    def create(self, table: str, layout: TableLayout) -> None:
+    def create(self, table: str, layout: TableLayout, version: Version) -> None:
         """See :meth:`Bench.create`."""
-        StateTable.create(self.cleared(table), layout).close()
+        StateTable.create(self.cleared(table), layout, version=version).close()
 
     def restore(
         self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups

@@ -8,6 +8,7 @@ from anabranch.backup.store import Backup
 from anabranch.backup.upstream import Upstream
 from anabranch.checkpointing.policy import Checkpointing, Periodic
 from anabranch.errors import PlanError
+from anabranch.movement.policy import FromCheckpoint
 from anabranch.placement.even import Even
 from anabranch.plan.bind import bind
 from anabranch.plan.graph import Output, Plan
@@ -40,6 +41,7 @@ class Query:
         checkpointing: Checkpointing | None = None,
         backup: Backup | Upstream | None = None,
         placement: Even | None = None,
+        movement: FromCheckpoint | None = None,
         instances: int | None = None,
         every: Duration | None = None,
         available_now: bool = False,
@@ -55,6 +57,9 @@ class Query:
         ``instances`` is how many tasks share each operator (default: Spark's parallelism); it may
         change from one start to the next. ``every`` starts a batch at fixed times instead of as
         soon as the one before is done; ``available_now`` stops after what is there now.
+        On a cluster ``backup`` may be :class:`~anabranch.Upstream`, ``placement`` says how many
+        nodes are kept idle, and ``movement`` over how many instances a lost one is recovered.
+
         ``state_folder`` is where state lives while the query runs: in shared memory if not given;
         give a folder on a disk for state that is larger than memory.
         """
@@ -76,6 +81,7 @@ class Query:
             checkpointing=checkpointing if checkpointing is not None else Periodic(),
             backup=backup,
             placement=placement if placement is not None else Even(),
+            movement=movement if movement is not None else FromCheckpoint(),
             instances=instances,
             trigger=trigger,
             state_folder=state_folder,

@@ -26,6 +26,7 @@ from anabranch.coordinator.progress import Latency, Progress
 from anabranch.coordinator.startup import Place
 from anabranch.coordinator.tables import HERE
 from anabranch.errors import AnabranchError, PlanError, QueryFailed, StateMissing
+from anabranch.movement.policy import FromCheckpoint
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
@@ -48,6 +49,7 @@ class Settings:
     checkpointing: Checkpointing
     backup: Backup | Upstream | None
     placement: Even
+    movement: FromCheckpoint
     instances: int | None
     trigger: Mapping[str, Any] | None
     state_folder: str | Path | None
@@ -91,6 +93,7 @@ class RunningQuery:
             bounds,
             settings.checkpointing,
             settings.placement,
+            settings.movement,
             before,
             routing,
             spark,
@@ -210,6 +213,10 @@ class RunningQuery:
                 f"no operator {operator!r}; the query has {sorted(self._running.routing)}"
             )
         self._coordinator.scaling.scale(operator, instances)
+
+    def rebalance(self) -> None:
+        """Spread instances over the nodes that there are now, such as ones that have come back."""
+        self._coordinator.scaling.rebalance()
 
     @property
     def routing(self) -> Mapping[str, Routing]:

@@ -25,6 +25,7 @@ class Buffer:
     def __init__(self, spark: SparkSession, frame: DataFrame) -> None:
         self._spark = spark
         self._schema = frame.schema
+        self._frame = frame
         self._rdd = frame._jdf.queryExecution().toRdd()
         self._dependency = _exchange(self._rdd).dependencies().apply(0)
 
@@ -40,6 +41,10 @@ class Buffer:
     def unpinned(self) -> DataFrame:
         """All rows, wherever Spark likes to have them."""
         return frame_of(self._spark, self._rdd, self._schema)
+
+    def computed_again(self) -> DataFrame:
+        """All rows, from the sources on: nothing that was kept is used."""
+        return self._frame.select("*")
 
     def part(self, instances: Sequence[int], without: Sequence[int] = ()) -> DataFrame:
         """The rows for some instances, without those from some senders: one partition each.

@@ -211,6 +211,21 @@ class Routing:
             return self
         return Routing(tuple(kept), self.epoch + 1)
 
+    def split(self, instances: Iterable[int], parts: int) -> Routing:
+        """The routing with each of these instances divided into so many, as far as it has groups.
+
+        An instance keeps its number for the first part; the others are numbered from the end on.
+        """
+        owners = list(self.owners)
+        for instance in sorted(instances):
+            owned = owners[instance]
+            count = min(parts, len(owned))
+            cuts = [i * len(owned) // count for i in range(count + 1)]
+            pieces = [_first(owned, stop) - _first(owned, start) for start, stop in pairwise(cuts)]
+            owners[instance] = pieces[0]
+            owners += pieces[1:]
+        return self if tuple(owners) == self.owners else Routing(tuple(owners), self.epoch + 1)
+
     def to_json(self) -> dict[str, Any]:
         """A value for :mod:`json`, read back by :meth:`from_json`."""
         return {"epoch": self.epoch, "owners": [str(owned) for owned in self.owners]}

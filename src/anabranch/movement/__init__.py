@@ -1,0 +1,3 @@
+"""How state gets from one node to another."""
+
+from anabranch.movement.policy import FromCheckpoint as FromCheckpoint
