@@ -46,3 +46,25 @@ def bench_state(
     if plot is not None:
         plots.write(result, plot)
         console.print(f"written: {plot}")
+
+
+@bench.command("recovery")
+@click.option("--quick", is_flag=True, help="Fewer cases.")
+@click.option("--json", "json_file", type=_FILE, help="Write everything that was measured here.")
+@click.option("--seed", default=7, show_default=True, help="Of the generated input.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["rate", "interval", "parallelism", "state"]),
+    help="Run only this benchmark; can be repeated.",
+)
+def bench_recovery(quick: bool, json_file: Path | None, seed: int, only: tuple[str, ...]) -> None:
+    """A node is killed: how long until batches are committed again."""
+    from anabranch.bench import recovery
+
+    console = Console()
+    result = recovery.measure(quick=quick, seed=seed, only=only, console=console)
+    recovery.show(result, console)
+    if json_file is not None:
+        result.write_json(json_file)
+        console.print(f"written: {json_file}")

@@ -8,6 +8,7 @@ never sees anything but whole state.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -51,10 +52,25 @@ class Recovery:
         for host in sorted((self._known | self._placed()) - alive):
             running.events.add("failure", host=host)
             running.cluster.forget(host)
+        self._welcome(alive - self._known)
         self._known = alive
         lost = self._lost(alive, thorough=thorough)
         if lost:
             self._recover(lost, alive)
+
+    def _welcome(self, new: Collection[str]) -> None:
+        """Start an agent, and with it the first Python worker, on nodes before they are needed."""
+        cluster = self._coordinator.running.cluster
+        if not new or cluster is None:
+            return
+
+        def prepare() -> None:
+            try:
+                cluster.prepare(sorted(new))
+            except Exception as error:  # it is tried again when the node is used
+                _log.info("%s not ready yet: %s", sorted(new), error)
+
+        threading.Thread(target=prepare, name="new nodes", daemon=True).start()
 
     def _alive(self) -> frozenset[str]:
         """The nodes there are, once there are any."""
