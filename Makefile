@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types check chaos bench-state lock clean
+.PHONY: help setup demo test test-cluster lint format types check chaos bench-state lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,10 @@ demo: setup ## word counts on a cluster that scales and loses a node (ARGS="" fo
 	@$(BIN)/anabranch demo $(if $(filter undefined,$(origin ARGS)),--nodes 4,$(ARGS))
 
 test: setup ## all tests and doctests (ARGS="-k topk" for some)
-	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),src tests)
+	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),-m "not cluster" src tests)
+
+test-cluster: setup ## queries on a cluster whose nodes are killed, compared with undisturbed runs
+	$(PY) -m pytest -m cluster tests $(ARGS)
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import pytest
 from anabranch.cluster import LocalCluster
 from cluster import runs
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos]
+pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.cluster]
 FILES = 11
 
 

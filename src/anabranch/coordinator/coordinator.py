@@ -42,6 +42,7 @@ from anabranch.units import NO_VERSION, Version, microseconds
 _log = logging.getLogger("anabranch")
 _ATTEMPTS = 8
 _RECENT = 100
+_PAUSE, _LONGEST_PAUSE = 0.05, 3.0
 _MOST_BUFFERS = 200
 
 
@@ -173,6 +174,9 @@ class Coordinator:
                 if self.stopping or attempt == _ATTEMPTS or not curable:
                     raise
                 _log.warning("batch %s: a worker was lost, trying again", version)
+                if self.running.cluster is not None:
+                    # Spark may not have noticed yet which executor is gone.
+                    time.sleep(min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
             finally:
                 frames.release()
         raise AssertionError("the last attempt returns or raises")
