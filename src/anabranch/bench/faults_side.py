@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 import anabranch as ab
 from anabranch.bench.faults import Outcome, Scenario, Scheme
 from anabranch.cluster import LocalCluster
+from anabranch.errors import PlanError
 
 _OPERATOR = "counter"
 _TICK = 0.25
@@ -45,7 +46,8 @@ class Started:
     version: Callable[[], int]
     state_rows: Callable[[], int]
     events: Callable[[], list[dict[str, Any]]]
-    scale: Callable[[int], None]
+    scale: Callable[[int], None] | None
+    """None where operators cannot be scaled while they run."""
     used: Callable[[], list[str]]
     check: Callable[[], None]
     stop: Callable[[], None]
@@ -116,6 +118,8 @@ def _carry_out(
     happened = time.monotonic() - commits.began
     if scenario.scale_to is None:
         cluster.kill(query.used()[0])
+    elif query.scale is None:
+        raise PlanError(f"{scenario.scheme}: its operators do not scale while they run")
     else:
         query.scale(scenario.scale_to)
     reached = query.version()
@@ -214,11 +218,8 @@ def _spark(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
         if not query.isActive:
             raise RuntimeError(f"Spark's query has ended: {query.exception()}")
 
-    def scale(_: int) -> None:
-        raise NotImplementedError("Spark's own operators do not scale while they run")
-
     hosts = [address.split(":")[0] for address in _executors(rows.sparkSession)]
-    return Started(version, state_rows, list, scale, lambda: hosts, check, query.stop)
+    return Started(version, state_rows, list, None, lambda: hosts, check, query.stop)
 
 
 def _executors(spark: SparkSession) -> list[str]:

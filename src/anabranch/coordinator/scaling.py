@@ -141,10 +141,7 @@ class Scaling:
             if time.monotonic() > deadline:
                 # There is no batch to take it with.
                 with coordinator.turn:
-                    files = {
-                        name: running.tables.capture(name, routing)
-                        for name, routing in running.routing.items()
-                    }
+                    files = running.tables.capture_all(running.routing)
                     commit = running.committed
                 running.checkpoints.store(Taken(commit, files))
                 return commit.version

@@ -87,6 +87,10 @@ class Tables:
         instances = list(range(routing.instances))
         return dict(zip(instances, _each(taken, instances), strict=True))
 
+    def capture_all(self, routing: Mapping[str, Routing]) -> dict[str, dict[int, str]]:
+        """:meth:`capture` for every operator."""
+        return {name: self.capture(name, of) for name, of in routing.items()}
+
     def fetch(self, operator: str, files: Mapping[int, str]) -> list[bytes]:
         """The bytes of capture files, which are removed."""
         return _each(lambda i: self._bench(operator, i).fetch(files[i]), list(files))

@@ -26,24 +26,6 @@ from anabranch.state.view import State
 
 Array = npt.NDArray[Any]
 
-_NUMBERS = {
-    kind.arrow: kind
-    for kind in (
-        schema.int8,
-        schema.int16,
-        schema.int32,
-        schema.int64,
-        schema.uint8,
-        schema.uint16,
-        schema.uint32,
-        schema.uint64,
-        schema.float32,
-        schema.float64,
-        schema.bool_,
-        schema.timestamp,
-    )
-}
-
 
 class Payload:
     """Some columns of the input as state columns.
@@ -198,8 +180,8 @@ def _state_type(kind: pa.DataType) -> StateType:
         return schema.string
     if not is_fixed(kind):
         return schema.binary
-    if kind in _NUMBERS:
-        return _NUMBERS[kind]
+    if kind in schema.NUMBERS:
+        return schema.NUMBERS[kind]
     if kind.bit_width <= 32:
         return schema.int32
     words = kind.bit_width // 64

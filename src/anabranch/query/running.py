@@ -195,10 +195,7 @@ class RunningQuery:
         """Save all state now and wait until it is stored. Returns the version saved."""
         with self._coordinator.turn:
             running = self._running
-            files = {
-                name: running.tables.capture(name, routing)
-                for name, routing in running.routing.items()
-            }
+            files = running.tables.capture_all(running.routing)
             commit = running.committed
         running.checkpoints.store(Taken(commit, files))
         return commit.version

@@ -11,25 +11,7 @@ from anabranch.state.capture import CheckpointSchema
 from anabranch.state.schema import Column, StateSchema, StateType
 from anabranch.state.table import TableLayout
 
-_TYPES = {
-    kind.arrow: kind
-    for kind in (
-        schema.int8,
-        schema.int16,
-        schema.int32,
-        schema.int64,
-        schema.uint8,
-        schema.uint16,
-        schema.uint32,
-        schema.uint64,
-        schema.float32,
-        schema.float64,
-        schema.bool_,
-        schema.timestamp,
-        schema.string,
-        schema.binary,
-    )
-}
+_TYPES = schema.NUMBERS | {kind.arrow: kind for kind in (schema.string, schema.binary)}
 
 
 def to_json(layout: TableLayout) -> dict[str, Any]:

@@ -53,6 +53,25 @@ timestamp = _fixed("timestamp", pa.timestamp("us", tz="UTC"), "int64")
 string = StateType("string", pa.string(), None)
 binary = StateType("binary", pa.binary(), None)
 
+NUMBERS = {
+    kind.arrow: kind
+    for kind in (
+        int8,
+        int16,
+        int32,
+        int64,
+        uint8,
+        uint16,
+        uint32,
+        uint64,
+        float32,
+        float64,
+        bool_,
+        timestamp,
+    )
+}
+"""The types of fixed width by their Arrow types."""
+
 
 def vector(of: StateType, width: int) -> StateType:
     """A fixed number of numbers in every row, such as the registers of a sketch."""
