@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos bench-state lock clean
+.PHONY: help setup demo test test-cluster lint format types check chaos bench-state bench-recovery bench-scaling lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,14 @@ chaos: setup ## real kills at random moments, results compared (KILLS=100 FAULTS
 bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")
 	@mkdir -p results
 	$(BIN)/anabranch bench state --json results/state.json --plot results/state.png $(ARGS)
+
+bench-recovery: setup ## a node is killed: recovery of ours and of Spark's (ARGS="--quick")
+	@mkdir -p results
+	$(BIN)/anabranch bench recovery --json results/recovery.json --plot results/recovery.png $(ARGS)
+
+bench-scaling: setup ## an operator grows while it runs, against Spark's stop and restart
+	@mkdir -p results
+	$(BIN)/anabranch bench scaling --json results/scaling.json --plot results/scaling.png $(ARGS)
 
 lock: setup ## resolve the dependencies again and write requirements.lock
 	`scripts/setup --print-uv` pip compile pyproject.toml --universal --generate-hashes \

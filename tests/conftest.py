@@ -23,6 +23,8 @@ def spark() -> Iterator[SparkSession]:
             "spark.ui.enabled": False,
             "spark.log.level": "ERROR",
             "spark.sql.shuffle.partitions": 2,
+            # As on a cluster: pinned partitions go to their host, not to where rows come from.
+            "spark.shuffle.reduceLocality.enabled": False,
             "spark.sql.session.timeZone": "America/New_York",
         },
     )

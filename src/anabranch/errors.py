@@ -17,7 +17,8 @@
     ├── StoreError                       a backup store failed
     │   ├── DidNotHappen                 nothing was changed; it can be tried again
     │   └── MayHaveHappened              the outcome is unknown; look before trying again
-    └── QueryFailed                      a running query ended with an error
+    ├── QueryFailed                      a running query ended with an error
+    └── ClusterFailed                    a local cluster does not do what it was asked
 """
 
 
@@ -83,3 +84,7 @@ class MayHaveHappened(StoreError):
 
 class QueryFailed(AnabranchError):
     """A running query ended with an error."""
+
+
+class ClusterFailed(AnabranchError):
+    """A process of a local cluster did not start, is gone, or does not do what it was asked."""

@@ -2,7 +2,8 @@
 
 Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
 "seconds": 0.5, "acts": {"5": ["kill 0", "scale users 3"]}}. What is under a number is done after
-that batch was committed: ``kill N`` the N-th node in use, ``executor N``, ``agent N``, ``add``,
+that batch was committed: ``kill N ...`` the N-th node in use, and others with it, ``kill all``,
+``executor N``, ``agent N``, ``add``,
 ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
 while batches run. Results are in WORK/out and WORK/state.
 """
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -93,18 +95,20 @@ class Acts:
         elif what == "checkpoint":
             self.query.checkpoint()
         elif what == "add":
-            self.cluster.add()
+            host = self.cluster.add()
+            deadline = time.monotonic() + 60
+            while host not in self.query.nodes and time.monotonic() < deadline:
+                time.sleep(0.05)
         else:
             used = [host for host, has in self.query.nodes.items() if has]
-            host = used[int(how[0]) % len(used)]
-            if what == "kill":
-                self.cluster.kill(host)
-            elif what == "executor":
-                self.cluster.kill_executor(host)
-            elif what == "agent":
-                self._kill_agent(host)
-            else:
-                raise ValueError(what)
+            chosen = {used[int(n) % len(used)] for n in how} if how != ("all",) else set(used)
+            fault = {
+                "kill": self.cluster.kill,
+                "executor": self.cluster.kill_executor,
+                "agent": self._kill_agent,
+            }[what]
+            for host in sorted(chosen):
+                fault(host)
 
     def _kill_agent(self, host: str) -> None:
         agents = self.query._running.cluster._agents
@@ -139,6 +143,7 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
         backup=backup,
         instances=plan.get("instances", 2),
         movement=ab.FromCheckpoint(plan.get("parallelism", 1)),
+        tls=ab.Tls(*plan["tls"]) if "tls" in plan else None,
     )
     acts = Acts(cluster, query)
     for version, file in enumerate(sorted(source.iterdir())):

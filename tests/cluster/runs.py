@@ -36,7 +36,21 @@ def make_input(folder: Path, seed: int, files: int, rows: int = 400) -> Path:
     return folder
 
 
-def run(source: Path, work: Path, seconds: float = 280, **plan: Any) -> list[dict[str, Any]]:
+def make_certificate(folder: Path, hosts: int = 20) -> list[str]:
+    """A certificate for the addresses of a local cluster: its file, the key's, and the root's."""
+    folder.mkdir(parents=True)
+    names = ",".join(f"IP:127.0.0.{n}" for n in range(1, hosts))
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "1", "-subj", "/CN=nodes", "-addext", f"subjectAltName={names}",
+         "-keyout", key, "-out", certificate],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    return [str(certificate), str(key), str(certificate)]
+
+
+def run(source: Path, work: Path, timeout: float = 400, **plan: Any) -> list[dict[str, Any]]:
     """Run the program to its end; the events of the query."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "log").open("w") as log:
@@ -44,7 +58,7 @@ def run(source: Path, work: Path, seconds: float = 280, **plan: Any) -> list[dic
             [sys.executable, str(PROGRAM), str(source), str(work), json.dumps(plan)],
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=seconds,
+            timeout=timeout,
             check=False,
         )
     assert finished.returncode == 0, (work / "log").read_text()[-6000:]

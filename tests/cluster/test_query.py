@@ -37,7 +37,8 @@ def test_a_node_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path:
 
 def test_an_operator_is_scaled(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
     acts = {"2": ["~scale users 4"], "6": ["~scale users 1", "~scale cities 3"]}
-    events = runs.run(source, tmp_path / "work", nodes=3, acts=acts, backup="upstream")
+    tls = runs.make_certificate(tmp_path / "tls")
+    events = runs.run(source, tmp_path / "work", nodes=3, acts=acts, backup="upstream", tls=tls)
     runs.same(tmp_path / "work", undisturbed[False])
     assert len([event for event in events if event["kind"] == "scale"]) == 3
 

@@ -25,9 +25,17 @@ class Scheme(StrEnum):
     SPARK = "spark, rocksdb"
 
 
+class Act(StrEnum):
+    """What happens to the query."""
+
+    KILL = "a node is killed"
+    SCALE = "the operator grows"
+    NOTHING = "nothing"
+
+
 @dataclass(frozen=True)
 class Scenario:
-    """A query over words at a steady rate; after a while a node dies, or an operator grows."""
+    """A query over words at a steady rate; after a while something happens to it."""
 
     scheme: Scheme
     rate: int
@@ -44,8 +52,12 @@ class Scenario:
     warm: float = 35.0
     """Seconds from the first row to what happens."""
     after: float = 10.0
-    scale_to: int | None = None
-    """Grow to so many instances; None: a node is killed."""
+    act: Act = Act.KILL
+    grow_to: int = 4
+    """Instances after the operator has grown."""
+    backlog: int = 0
+    """Files of one second's rows that are there from the start, each a batch, and no others."""
+    checkpoints: bool = True
     seed: int = 7
 
     def to_json(self) -> str:
@@ -56,7 +68,7 @@ class Scenario:
     def from_json(cls, text: str) -> Scenario:
         """Read :meth:`to_json`."""
         value = json.loads(text)
-        return cls(**value | {"scheme": Scheme(value["scheme"])})
+        return cls(**value | {"scheme": Scheme(value["scheme"]), "act": Act(value["act"])})
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,8 @@ class Outcome:
     """When batches were committed, and when it happened, in seconds since the query ran."""
 
     happened: float
+    over: float
+    """When what was done had returned."""
     commits: list[tuple[float, int]]
     """The time and number of each batch."""
     state_rows: int = 0
@@ -82,8 +96,8 @@ class Outcome:
 
     def between(self, start: float, stop: float) -> list[float]:
         """The seconds from commit to commit in a stretch of time."""
-        times = [at for at, _ in self.commits if start <= at <= stop]
-        return [later - earlier for earlier, later in itertools.pairwise(times)]
+        pairs = itertools.pairwise(at for at, _ in self.commits)
+        return [later - earlier for earlier, later in pairs if later > start and earlier < stop]
 
     def to_json(self) -> str:
         """For the process that asked."""

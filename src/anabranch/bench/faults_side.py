@@ -19,9 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import anabranch as ab
-from anabranch.bench.faults import Outcome, Scenario, Scheme
+from anabranch.bench.faults import Act, Outcome, Scenario, Scheme
 from anabranch.cluster import LocalCluster
-from anabranch.errors import PlanError
 
 _OPERATOR = "counter"
 _TICK = 0.25
@@ -46,8 +45,7 @@ class Started:
     version: Callable[[], int]
     state_rows: Callable[[], int]
     events: Callable[[], list[dict[str, Any]]]
-    scale: Callable[[int], None] | None
-    """None where operators cannot be scaled while they run."""
+    scale: Callable[[int], None]
     used: Callable[[], list[str]]
     check: Callable[[], None]
     stop: Callable[[], None]
@@ -64,10 +62,13 @@ class Feed(threading.Thread):
         self.over = threading.Event()
 
     def fill(self) -> int:
-        """Write a row for every key; how many files."""
-        if self._scenario.fill:
-            for first in range(0, self._scenario.keys, _FILL):
-                self._write(np.arange(first, min(first + _FILL, self._scenario.keys)))
+        """Write a row for every key, and the backlog; how many files."""
+        scenario = self._scenario
+        if scenario.fill:
+            for first in range(0, scenario.keys, _FILL):
+                self._write(np.arange(first, min(first + _FILL, scenario.keys)))
+        for _ in range(scenario.backlog):
+            self._write(self._numbers.integers(0, scenario.keys, scenario.rate))
         return self._files
 
     def run(self) -> None:
@@ -107,27 +108,33 @@ def _carry_out(
     (folder / "input").mkdir()
     feed = Feed(folder / "input", scenario)
     files = feed.fill()
-    rows = spark.readStream.schema(_SCHEMA).parquet(str(folder / "input"))
+    reader = spark.readStream.schema(_SCHEMA)
+    if scenario.backlog:
+        reader = reader.option("maxFilesPerTrigger", 1)
+    rows = reader.parquet(str(folder / "input"))
     query = (_spark if scenario.scheme is Scheme.SPARK else _ours)(scenario, rows, folder)
     commits = Commits(query)
     commits.start()
-    if files:
+    if scenario.backlog:
+        commits.wait_for(lambda: query.version() >= files - 1)
+    elif files:
         commits.wait_for(lambda: query.version() >= 0)
-    feed.start()
-    time.sleep(scenario.warm)
+    if not scenario.backlog:
+        feed.start()
+        time.sleep(scenario.warm)
     happened = time.monotonic() - commits.began
-    if scenario.scale_to is None:
+    if scenario.act is Act.KILL:
         cluster.kill(query.used()[0])
-    elif query.scale is None:
-        raise PlanError(f"{scenario.scheme}: its operators do not scale while they run")
-    else:
-        query.scale(scenario.scale_to)
-    reached = query.version()
-    commits.wait_for(lambda: query.version() >= reached + 2)
-    time.sleep(scenario.after)
+    elif scenario.act is Act.SCALE:
+        query.scale(scenario.grow_to)
+    over = time.monotonic() - commits.began
+    if scenario.act is not Act.NOTHING:
+        reached = query.version()
+        commits.wait_for(lambda: query.version() >= reached + 2)
+        time.sleep(scenario.after)
     feed.over.set()
     commits.over.set()
-    found = Outcome(happened, commits.seen, query.state_rows(), query.events())
+    found = Outcome(happened, over, commits.seen, query.state_rows(), query.events())
     query.stop()
     return found
 
@@ -175,7 +182,7 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
     }
     query = counted.for_each_batch(_discard).start(
         folder / "checkpoint",
-        checkpointing=policies[scenario.scheme],
+        checkpointing=policies[scenario.scheme] if scenario.checkpoints else ab.Never(),
         instances=scenario.instances,
         movement=ab.FromCheckpoint(scenario.parallelism),
     )
@@ -204,22 +211,36 @@ def _spark(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
         late = rows.withWatermark("at", _DELAY)
         counted = late.groupBy(F.window("at", scenario.window), "word").agg(F.count("*").alias("n"))
     writer = counted.writeStream.outputMode("update").foreachBatch(_discard)
-    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    spark = rows.sparkSession
+    running = [writer.start()]
+    reached = [-1]
 
     def version() -> int:
-        last = query.lastProgress
-        return int(last["batchId"]) if last else -1
+        last = running[0].lastProgress
+        # A query that was started again has no progress until its first batch is done.
+        reached[0] = max(reached[0], int(last["batchId"]) if last else -1)
+        return reached[0]
 
     def state_rows() -> int:
-        last = query.lastProgress
+        last = running[0].lastProgress
         return int(last["stateOperators"][0]["numRowsTotal"]) if last else 0
 
     def check() -> None:
-        if not query.isActive:
-            raise RuntimeError(f"Spark's query has ended: {query.exception()}")
+        if not running[0].isActive:
+            raise RuntimeError(f"Spark's query has ended: {running[0].exception()}")
 
-    hosts = [address.split(":")[0] for address in _executors(rows.sparkSession)]
-    return Started(version, state_rows, list, None, lambda: hosts, check, query.stop)
+    def scale(instances: int) -> None:
+        """Spark's way: stop, divide the state in the checkpoint folder, start again."""
+        running[0].stop()
+        spark._streamingCheckpointManager.repartition(str(folder / "checkpoint"), instances)
+        # Dividing counts as a batch of its own.
+        reached[0] += 1
+        running[0] = writer.start()
+
+    hosts = [address.split(":")[0] for address in _executors(spark)]
+    stop = lambda: running[0].stop()  # noqa: E731
+    return Started(version, state_rows, list, scale, lambda: hosts, check, stop)
 
 
 def _executors(spark: SparkSession) -> list[str]:

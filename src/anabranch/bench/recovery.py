@@ -1,58 +1,95 @@
 """Recovery after a node was killed: ``anabranch bench recovery``.
 
-Paper 1's figures 11 to 13, and Spark's own stateful query beside them on the same cluster. What is
-measured is the time from the kill to the commit of the first batch that was begun after it.
+Paper 1's figures 11 to 15, and Spark's own stateful query beside them on the same cluster. Recovery
+is the time from the kill to the commit of the first batch that was begun after it. Latency is the
+time from commit to commit while nothing happens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from anabranch.bench.faults import Scenario, Scheme, run
+from anabranch.bench.faults import Act, Outcome, Scenario, Scheme, run
 from anabranch.bench.harness import Bar, Measure, Result, Timing
 
 RATES, INTERVALS, PARALLEL, SIZES = "rate", "interval", "parallelism", "state"
-"""The benchmarks: recovery time against each of these."""
-
-_TITLES = {
+LATENCY, TRADE, COST = "latency", "trade-off", "cost"
+TITLES = {
     RATES: "Recovery against input rate (figure 11)",
     INTERVALS: "Recovery against checkpoint interval (figure 12)",
     PARALLEL: "Serial and parallel recovery (figure 13)",
+    LATENCY: "95th percentile of latency, with checkpoints and without (figure 14)",
+    TRADE: "95th percentile of latency against checkpoint interval (figure 15)",
     SIZES: "Recovery against keys in the state, Spark's own beside it",
+    COST: "A batch without pause between batches, with checkpoints and without",
 }
+CHOICES = (RATES, INTERVALS, PARALLEL, LATENCY, SIZES, COST)
+"""What can be run alone; the trade-off comes out of the runs over intervals."""
+
 _SCHEMES = (Scheme.CHECKPOINT, Scheme.BUFFERS, Scheme.SOURCE)
+_WITH, _WITHOUT = "every 5 s", "never"
+_CALM = 15.0
+_FIRST = 10
+"""Batches before a query without pauses is up to speed."""
 
 
-def scenarios(quick: bool, seed: int) -> list[tuple[str, str, str, Scenario]]:
-    """Benchmark, case, side and scenario of every run."""
-    rates = (2_000, 8_000) if quick else (2_000, 4_000, 8_000, 16_000)
+@dataclass(frozen=True)
+class Case:
+    """One run of a benchmark."""
+
+    benchmark: str
+    name: str
+    side: str
+    scenario: Scenario
+
+
+def cases(*, quick: bool, seed: int) -> list[Case]:
+    """All runs, in order."""
+    rates = (1_000, 4_000) if quick else (1_000, 2_000, 4_000, 8_000)
     intervals = (1.0, 10.0) if quick else (1.0, 5.0, 10.0, 20.0, 30.0)
     sizes = (100_000, 1_000_000) if quick else (100_000, 1_000_000, 10_000_000)
     base = Scenario(Scheme.CHECKPOINT, rates[-1], seed=seed)
+    filled = replace(base, rate=rates[0], window=None, fill=True, warm=20.0)
     found = [
-        (RATES, f"{rate:,} rows/s", scheme.value, replace(base, scheme=scheme, rate=rate))
+        Case(RATES, f"{rate:,} rows/s", scheme.value, replace(base, scheme=scheme, rate=rate))
         for rate in rates
         for scheme in _SCHEMES
     ]
     found += [
-        (INTERVALS, f"{interval:g} s", Scheme.CHECKPOINT.value, replace(base, interval=interval))
+        Case(INTERVALS, f"{interval:g} s", "over 1", replace(base, interval=interval))
         for interval in intervals
     ]
     found += [
-        (PARALLEL, f"{interval:g} s", f"over {n}", replace(base, interval=interval, parallelism=n))
-        for interval in intervals[1:]
+        Case(PARALLEL, f"{each:g} s", f"over {n}", replace(base, interval=each, parallelism=n))
+        for each in intervals[1:]
         for n in (1, 2)
     ]
-    large = replace(base, rate=rates[0], window=None, fill=True, warm=20.0)
+    calm = replace(filled, act=Act.NOTHING, warm=_CALM * 2)
     found += [
-        (SIZES, f"{keys:,} keys", scheme.value, replace(large, scheme=scheme, keys=keys))
+        Case(
+            LATENCY,
+            f"{keys:,} keys, {rate:,} rows/s",
+            side,
+            replace(calm, keys=keys, rate=rate, checkpoints=side == _WITH),
+        )
+        for keys in sizes[:2]
+        for rate in (rates[0], rates[-1])
+        for side in (_WITH, _WITHOUT)
+    ]
+    found += [
+        Case(SIZES, f"{keys:,} keys", scheme.value, replace(filled, scheme=scheme, keys=keys))
         for keys in sizes
         for scheme in (Scheme.CHECKPOINT, Scheme.SPARK)
+    ]
+    busy = replace(calm, rate=200_000, keys=100_000, backlog=40 if quick else 80)
+    found += [
+        Case(COST, f"{busy.rate:,} rows, round {n}", side, replace(busy, checkpoints=side == _WITH))
+        for n in range(1 if quick else 3)
+        for side in (_WITH, _WITHOUT)
     ]
     return found
 
@@ -60,39 +97,34 @@ def scenarios(quick: bool, seed: int) -> list[tuple[str, str, str, Scenario]]:
 def measure(
     *, quick: bool = False, seed: int = 7, only: Sequence[str] = (), console: Console | None = None
 ) -> Result:
-    """Run all scenarios, one after the other, each with a cluster of its own."""
+    """Run all cases, one after the other, each with a cluster of its own."""
     console = console or Console()
     result = Result("recovery", seed, quick)
-    chosen = [found for found in scenarios(quick, seed) if not only or found[0] in only]
+    chosen = [case for case in cases(quick=quick, seed=seed) if not only or case.benchmark in only]
     with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("recovery", total=len(chosen))
-        for benchmark, case, side, scenario in chosen:
-            outcome = run(scenario)
-            result.measures.append(
-                Measure(benchmark, case, side, Timing(scenario.rate, (outcome.gap,)))
-            )
-            console.print(f"{benchmark}: {case}, {side}: {outcome.gap:.2f} s")
+        for case in chosen:
+            progress.update(task, description=f"{case.benchmark}: {case.name}, {case.side}")
+            _note(result, case, run(case.scenario))
             progress.advance(task)
     _bars(result)
     return result
 
 
-def show(result: Result, console: Console) -> None:
-    """Print a table for each benchmark, and the bars."""
-    for benchmark, title in _TITLES.items():
-        measures = result.pick(benchmark)
-        if not measures:
-            continue
-        table = Table("case", "side", "seconds", title=title, title_justify="left")
-        for each in measures:
-            table.add_row(each.case, each.side, f"{each.timing.median:.2f}")
-        console.print(table)
-    bars = Table("bar", "value", "has to be", "holds", title="Bars", title_justify="left")
-    for bar in result.bars:
-        bars.add_row(
-            bar.name, f"{bar.value:.2f}", f"at most {bar.bar:g}", "yes" if bar.holds else "no"
-        )
-    console.print(bars)
+def _note(result: Result, case: Case, outcome: Outcome) -> None:
+    def add(benchmark: str, *seconds: float) -> None:
+        timing = Timing(case.scenario.rate, seconds)
+        result.measures.append(Measure(benchmark, case.name, case.side, timing))
+
+    calm = outcome.between(outcome.happened - _CALM, outcome.happened)
+    if case.benchmark == LATENCY:
+        add(LATENCY, *calm)
+    elif case.benchmark == COST:
+        add(COST, *outcome.between(0.0, outcome.happened)[_FIRST:])
+    else:
+        add(case.benchmark, outcome.gap)
+    if case.benchmark == INTERVALS:
+        add(TRADE, *calm)
 
 
 def _bars(result: Result) -> None:
@@ -103,3 +135,10 @@ def _bars(result: Result) -> None:
                 theirs = result.timing(benchmark, case, other.value).median
                 name = f"{case}: recovery against {other.value}"
                 result.bars.append(Bar(name, ours / theirs, 1.0, at_least=False))
+    rates = {
+        side: [m.timing.rows_per_second for m in result.pick(COST) if m.side == side]
+        for side in (_WITH, _WITHOUT)
+    }
+    if all(rates.values()):
+        lost = 1 - max(rates[_WITH]) / max(rates[_WITHOUT])
+        result.bars.append(Bar("throughput lost to checkpoints", lost, 0.05, at_least=False))

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from anabranch.cluster.errors import ClusterFailed
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, ClusterFailed
 
 LONGEST = 1 << 16
 """How many bytes a request or an answer may have."""

@@ -11,6 +11,8 @@ import os
 import select
 import sys
 
+_SWEEP = "from anabranch.cluster.sweep import main; main()"
+
 
 def main(pid: int, *sweep: str) -> None:
     """Wait for the process with this id, our parent; then become the sweep."""
@@ -23,7 +25,7 @@ def main(pid: int, *sweep: str) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.poll()
-    os.execv(sys.executable, [sys.executable, "-m", "anabranch.cluster.sweep", *sweep])
+    os.execv(sys.executable, [sys.executable, "-c", _SWEEP, *sweep])
 
 
 if __name__ == "__main__":

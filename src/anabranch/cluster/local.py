@@ -12,12 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from anabranch.cluster import quotas, spark
-from anabranch.cluster.errors import ClusterFailed
 from anabranch.cluster.master import Master, Registered
 from anabranch.cluster.node import Node
 from anabranch.cluster.running import Running
 from anabranch.cluster.waiting import until
-from anabranch.errors import PlanError
+from anabranch.errors import ClusterFailed, PlanError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.cluster import spark
-from anabranch.cluster.errors import ClusterFailed
 from anabranch.cluster.processes import last_lines, start
 from anabranch.cluster.waiting import until
+from anabranch.errors import ClusterFailed
 
 _URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _PAGE = re.compile(r"started service 'MasterUI' on port (\d+)")

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 from anabranch.cluster import spark
-from anabranch.cluster.errors import ClusterFailed
 from anabranch.cluster.processes import end, executors, last_lines, of_folder, start
 from anabranch.cluster.sweep import lose
+from anabranch.errors import ClusterFailed
 
 
 class Node:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from anabranch.cluster.errors import ClusterFailed
+from anabranch.errors import ClusterFailed
 
 MARK = "ANABRANCH_STATE_FOLDER"
 """The environment variable that tells processes of a node where its state is."""

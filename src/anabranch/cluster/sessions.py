@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cluster.errors import ClusterFailed
 from anabranch.cluster.spark import MASTER_HOST
-from anabranch.errors import PlanError
+from anabranch.errors import ClusterFailed, PlanError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,9 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from anabranch.cluster.errors import ClusterFailed
 from anabranch.cluster.processes import MARK
-from anabranch.errors import PlanError
+from anabranch.errors import ClusterFailed, PlanError
 from anabranch.nodes.root import BACKUPS
 
 MASTER_HOST = "127.0.0.1"

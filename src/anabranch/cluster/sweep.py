@@ -1,6 +1,6 @@
 """Clearing away everything of a cluster: processes, control groups, folders.
 
-``python -m anabranch.cluster.sweep FOLDER keep|remove [GROUP]`` does it for a cluster whose own
+:func:`main`, with ``FOLDER keep|remove [GROUP]`` as arguments, does it for a cluster whose own
 process is gone.
 """
 
@@ -39,7 +39,8 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Sweep what the command line names."""
     sweep(
         Path(sys.argv[1]),
         keep_logs=sys.argv[2] == "keep",

@@ -94,8 +94,8 @@ class Checkpoints:
         kind = self.policy.decide(situation)
         if kind is None and not self._forced:
             return None
-        base = self._base if kind == "delta" and self.failure is None else None
-        return CaptureOrder(base)
+        whole = kind == "full" or not self.policy.tracks_changes or self.failure is not None
+        return CaptureOrder(None if whole else self._base)
 
     def committed(self, taken: Taken | None) -> None:
         """A batch is committed; store what it captured, if it was asked to."""

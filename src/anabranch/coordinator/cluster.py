@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,8 @@ from anabranch.nodes.remote import RemoteBench
 from anabranch.nodes.root import StateRoot
 from anabranch.nodes.starting import start_agent
 from anabranch.nodes.tickets import Secret, Signer
-from anabranch.spark.nodes import executor, live_hosts
+from anabranch.nodes.tls import Tls
+from anabranch.spark.nodes import executor, live_hosts, request_nodes
 from anabranch.spark.pinning import one_task_each
 
 _log = logging.getLogger("anabranch")
@@ -38,19 +40,30 @@ class Cluster:
     """
 
     def __init__(
-        self, spark: SparkSession, root: StateRoot, files: str | None, secret: Secret
+        self,
+        spark: SparkSession,
+        root: StateRoot,
+        files: str | None,
+        secret: Secret,
+        tls: Tls | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._files = files
         self._secret = secret
         self._signer = Signer(secret)
+        self._tls = tls
+        self._trusted = None if tls is None else tls.trusted()
         self._agents: dict[str, NodeStore] = {}
         self._starting = threading.RLock()
 
     def alive(self) -> frozenset[str]:
         """The hosts that have an executor now."""
         return live_hosts(self._spark)
+
+    def request(self, total: int) -> bool:
+        """Ask the cluster manager for so many nodes in all; whether it takes such requests."""
+        return request_nodes(self._spark, total)
 
     def bench(self, host: str) -> RemoteBench:
         """The workbench of a node."""
@@ -100,7 +113,7 @@ class Cluster:
         if agent is None:
             return False
         try:
-            with NodeStore(agent.address, self._signer, timeout=_PING_SECONDS) as asked:
+            with self._node(agent.address, _PING_SECONDS) as asked:
                 asked.call("ping")
         except StoreError:
             self.forget(host)
@@ -108,11 +121,15 @@ class Cluster:
         return True
 
     def _start(self, hosts: Sequence[str]) -> None:
-        run = partial(_start_here, tuple(hosts), self._root, self._files, self._secret.to_hex())
+        secret = self._secret.to_hex()
+        run = partial(_start_here, tuple(hosts), self._root, self._files, secret, self._tls)
         rows = one_task_each(self._spark, hosts).mapInArrow(run, _ANSWER).collect()
         for host, address in rows:
             if address is not None:
-                self._agents[host] = NodeStore(address, self._signer, timeout=_LONGEST_CALL)
+                self._agents[host] = self._node(address, _LONGEST_CALL)
+
+    def _node(self, address: str, timeout: float) -> NodeStore:
+        return NodeStore(address, self._signer, timeout=timeout, tls_root=self._trusted)
 
 
 def _start_here(
@@ -120,6 +137,7 @@ def _start_here(
     root: StateRoot,
     files: str | None,
     secret: str,
+    tls: Tls | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Runs in a task on a node."""
@@ -133,6 +151,8 @@ def _start_here(
     if here.host == wanted:
         folder = root.path(here.host)
         work: dict[str, Any] = {"root": str(folder), "secret": secret, "files": files}
+        if tls is not None:
+            work["trusted"] = tls.root
         address = str(
             start_agent(
                 secret=Secret.from_hex(secret),
@@ -143,6 +163,9 @@ def _start_here(
                 actions="anabranch.nodes.actions:make",
                 context=work,
                 log=folder / "agent.log",
+                tls_cert=None if tls is None else Path(tls.certificate),
+                tls_key=None if tls is None else Path(tls.key),
+                tls_root=None if tls is None else Path(tls.root),
             )
         )
     yield pa.RecordBatch.from_pydict(

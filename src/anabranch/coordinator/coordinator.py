@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -22,8 +23,9 @@ from anabranch.coordinator.progress import Progress, operator_progress
 from anabranch.coordinator.recovery import Recovery
 from anabranch.coordinator.replay import Buffers
 from anabranch.coordinator.scaling import Scaling
+from anabranch.coordinator.sentinel import Sentinel
 from anabranch.coordinator.tables import Tables
-from anabranch.errors import QueryFailed, StateMissing
+from anabranch.errors import AnabranchError, QueryFailed, StateMissing, StoreError
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.placement.even import Even
@@ -74,6 +76,21 @@ class Running:
     committed: Commit = NOTHING
     replay_until: Version = NO_VERSION
     """Batches up to this one were delivered before; they are run again for their state alone."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _newest_epoch: int = 0
+
+    def next_fence(self) -> int:
+        """A fence above all before it."""
+        with self._lock:
+            self.fence += 1
+            return self.fence
+
+    def renewed(self, routing: Routing) -> Routing:
+        """The same routing under an epoch that no other has had: it has tables of its own."""
+        with self._lock:
+            now = max(of.epoch for of in self.routing.values())
+            self._newest_epoch = max(self._newest_epoch, now, routing.epoch) + 1
+            return replace(routing, epoch=self._newest_epoch)
 
 
 class Coordinator:
@@ -86,7 +103,7 @@ class Coordinator:
         self.running = running
         self.turn = threading.RLock()
         self.stopping = False
-        self.failure: BaseException | None = None
+        self.failure: AnabranchError | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
         self._reports = Reports(spark.sparkContext)
         self._first = True
@@ -94,6 +111,8 @@ class Coordinator:
         self.routers: dict[Stateful, Router] = {}
         self.reroute()
         self._recovery = Recovery(self)
+        cluster = running.cluster
+        self._sentinel = None if cluster is None else Sentinel(spark, running.query, cluster.alive)
         self.scaling = Scaling(self)
         self._narrow = all(
             is_fixed(field.type) for bound in running.bounds.values() for field in bound.input
@@ -155,16 +174,19 @@ class Coordinator:
         batch_time = self.running.logs.batch_time(version)
         suspicious = False
         for attempt in range(1, _ATTEMPTS + 1):
-            self._recovery.heal(thorough=suspicious)
-            self.running.fence += 1
+            if not self._healed(thorough=suspicious, last=attempt == _ATTEMPTS):
+                suspicious = True
+                time.sleep(_pause(attempt))
+                continue
             steps = self._steps(version, batch_time, order)
             frames = Frames(self.running.plan, frame, steps, self._reports)
             try:
-                for output in self.running.plan.outputs:
-                    if version <= self.running.replay_until:
-                        frames.discard(output)
-                    else:
-                        frames.deliver(output, delivery)
+                with self.watching():
+                    for output in self.running.plan.outputs:
+                        if version <= self.running.replay_until:
+                            frames.discard(output)
+                        else:
+                            frames.deliver(output, delivery)
                 complete = self._complete(version)
                 self._keep(version, steps)
                 return complete, attempt
@@ -176,10 +198,34 @@ class Coordinator:
                 _log.warning("batch %s: a worker was lost, trying again", version)
                 if self.running.cluster is not None:
                     # Spark may not have noticed yet which executor is gone.
-                    time.sleep(min(_LONGEST_PAUSE, _PAUSE * 2**attempt))
+                    time.sleep(_pause(attempt))
             finally:
                 frames.release()
         raise AssertionError("the last attempt returns or raises")
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Jobs that are started in this block end with any node that has an instance."""
+        if self._sentinel is None:
+            return nullcontext()
+        placement = self.running.tables.placement
+        return self._sentinel.watching({host for hosts in placement.values() for host in hosts})
+
+    def close(self) -> None:
+        """Let go of what runs beside the batches."""
+        if self._sentinel is not None:
+            self._sentinel.close()
+
+    def _healed(self, *, thorough: bool, last: bool) -> bool:
+        """Whether nothing is lost any more; not so if another node went during a recovery."""
+        try:
+            self._recovery.heal(thorough=thorough)
+            return True
+        except Exception as error:
+            curable = isinstance(error, StoreError) or lost_worker(error)
+            if last or self.stopping or not curable:
+                raise
+            _log.warning("a recovery failed, trying again: %s", error)
+            return False
 
     def _keep(self, version: Version, steps: Mapping[Stateful, Step]) -> None:
         """Keep what was sent to operators, to be sent again."""
@@ -211,6 +257,7 @@ class Coordinator:
         self, version: Version, batch_time: int, order: CaptureOrder | None
     ) -> dict[Stateful, Step]:
         watermarks = self.running.committed.watermarks
+        fence = self.running.next_fence()
         return {
             node: Step(
                 bound,
@@ -224,7 +271,7 @@ class Coordinator:
                     root=self.running.root,
                     tables=self.running.tables.folder(bound.name, self.running.routing[bound.name]),
                     version=version,
-                    fence=self.running.fence,
+                    fence=fence,
                     watermark=watermarks.of(bound.name, bound.operator),
                     batch_time=batch_time,
                     track_changes=self.running.checkpoints.policy.tracks_changes,
@@ -278,6 +325,10 @@ class Coordinator:
         self.recent.append(
             Progress(version, seconds, operators, self.running.checkpoints.stored, attempts)
         )
+
+
+def _pause(attempt: int) -> float:
+    return min(_LONGEST_PAUSE, _PAUSE * float(2**attempt))
 
 
 def _taken(commit: Commit, order: CaptureOrder | None, reports: Iterable[Report]) -> Taken | None:

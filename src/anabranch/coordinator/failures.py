@@ -16,6 +16,7 @@ _LOST_WORKER = (
     "Broken pipe",
     "ExecutorLostFailure",
     "FetchFailed",
+    "part of cancelled job tags",
     "has failed the maximum allowable number of times",
 )
 _TRY_AGAIN = {"StateLocked", "Fenced", "Misplaced"}

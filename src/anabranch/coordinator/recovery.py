@@ -33,6 +33,9 @@ class Recovery:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._known: frozenset[str] = frozenset()
+        self._short = 0
+        self._unfinished: Mapping[str, Sequence[int]] = {}
+        """What a recovery that failed half way was about; its instances are to be made anew."""
 
     def can_cure(self, error: BaseException) -> bool:
         """Whether a batch failed because state is lost that can be brought back."""
@@ -57,6 +60,7 @@ class Recovery:
         lost = self._lost(alive, thorough=thorough)
         if lost:
             self._recover(lost, alive)
+        self._refill(alive)
 
     def _welcome(self, new: Collection[str]) -> None:
         """Start an agent, and with it the first Python worker, on nodes before they are needed."""
@@ -71,6 +75,16 @@ class Recovery:
                 _log.info("%s not ready yet: %s", sorted(new), error)
 
         threading.Thread(target=prepare, name="new nodes", daemon=True).start()
+
+    def _refill(self, alive: Collection[str]) -> None:
+        """Ask for nodes when the pool has become smaller than it should be."""
+        running = self._coordinator.running
+        assert running.cluster is not None
+        missing = running.placement.missing(alive, running.tables.placement)
+        if missing > self._short:
+            asked = running.cluster.request(len(alive) + missing)
+            running.events.add("pool short", nodes=len(alive), missing=missing, asked=asked)
+        self._short = missing
 
     def _alive(self) -> frozenset[str]:
         """The nodes there are, once there are any."""
@@ -92,12 +106,13 @@ class Recovery:
         lost: dict[str, list[int]] = {}
         for name, hosts in running.tables.placement.items():
             gone = [i for i, host in enumerate(hosts) if host not in alive]
-            if thorough and not gone:
-                gone = running.tables.unusable(
-                    name, running.routing[name], running.committed.version
-                )
+            if thorough:
+                left = [i for i in range(len(hosts)) if i not in gone]
+                version = running.committed.version
+                gone += running.tables.unusable(name, running.routing[name], version, left)
+            gone += [i for i in self._unfinished.get(name, ()) if i not in gone]
             if gone:
-                lost[name] = gone
+                lost[name] = sorted(gone)
         return lost
 
     def _recover(self, lost: Mapping[str, Sequence[int]], alive: Collection[str]) -> None:
@@ -107,12 +122,13 @@ class Recovery:
         with running.events.timed("recovery", lost=described) as details:
             # What is on its way may be newer than anything stored.
             running.checkpoints.wait()
-            lost = self._divide(lost)
+            lost = self._unfinished = self._divide(lost)
             self._place(alive)
             start = self._restore(lost)
             details["restored"] = start
             details["replayed"] = running.committed.version - start
-            self._replay(lost, start, alive)
+            self._replay(lost, start)
+        self._unfinished = {}
         running.checkpoints.start_anew()
 
     def _divide(self, lost: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
@@ -125,6 +141,10 @@ class Recovery:
         for name, instances in lost.items():
             before = running.routing[name]
             after = before.split(instances, parts)
+            if after == before:
+                divided[name] = instances
+                continue
+            after = running.renewed(after)
             kept = [i for i in range(before.instances) if i not in instances]
             running.tables.rename(name, before, after, kept)
             running.routing[name] = after
@@ -135,7 +155,7 @@ class Recovery:
     def _place(self, alive: Collection[str]) -> None:
         running = self._coordinator.running
         instances = {name: routing.instances for name, routing in running.routing.items()}
-        if len(running.placement.idle(alive, running.tables.placement)) == 0:
+        if running.placement.pool and not running.placement.idle(alive, running.tables.placement):
             running.events.add("pool empty", nodes=len(alive))
         placed = running.placement.place(instances, alive, running.tables.placement)
         running.tables.placement = placed
@@ -165,23 +185,20 @@ class Recovery:
         policy = self._coordinator.running.checkpoints.policy
         return isinstance(policy, Never) and policy.window is not None
 
-    def _replay(
-        self, lost: Mapping[str, Sequence[int]], start: Version, alive: Collection[str]
-    ) -> None:
+    def _replay(self, lost: Mapping[str, Sequence[int]], start: Version) -> None:
         coordinator = self._coordinator
         running = coordinator.running
-        running.fence += 1
         policy = running.checkpoints.policy
         replay = Replay(
             running.plan,
             running.buffers,
             coordinator.routers,
             running.tables,
-            alive,
             lost,
-            running.fence,
+            running.next_fence(),
             coordinator.reports,
             isinstance(policy, Never) and policy.replay == "source",
         )
-        for version in range(start + 1, running.committed.version + 1):
-            replay.run(Version(version))
+        with coordinator.watching():
+            for version in range(start + 1, running.committed.version + 1):
+                replay.run(Version(version))

@@ -6,7 +6,7 @@ lost as well are made again by its own replay, batch by batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,7 +35,6 @@ class Replay:
     routers: Mapping[Stateful, Router]
     """How rows are routed now; they may have been sent under another routing."""
     tables: Tables
-    alive: Collection[str]
     instances: Mapping[str, Sequence[int]]
     """The instances to run, for each operator that has any."""
     fence: int
@@ -103,9 +102,9 @@ class Replay:
     ) -> list[int]:
         """The senders whose rows were lost with their node."""
         assert step.buffer is not None
-        hosts = [host for up in before for host in self._step(up, version).task.hosts]
-        gone = [sender for sender, host in enumerate(hosts) if host not in self.alive]
-        if gone and (len(before) > 1 or step.buffer.senders != len(hosts)):
+        gone = step.buffer.lost()
+        sent = sum(len(self._step(up, version).task.hosts) for up in before)
+        if gone and (len(before) > 1 or step.buffer.senders != sent):
             raise StateMissing(
                 f"operator {node.name!r}: what was sent to it in batch {version} is lost with a "
                 "node, and it cannot be told apart from the rest"
@@ -123,7 +122,10 @@ class Replay:
         old = self._step(up, version).task.groups
         now = self.routers[up].routing.owners
         again = self.instances.get(up.name, ())
-        same = tuple(gone) == tuple(again) and all(old[i] == now[i] for i in gone)
+        if self.routers[node].ordered:
+            same = tuple(gone) == tuple(again) and all(old[i] == now[i] for i in gone)
+        else:
+            same = _union([old[i] for i in gone]) == _union([now[i] for i in again])
         if up not in outputs or not same:
             raise StateMissing(
                 f"operator {node.name!r}: what {up.name!r} sent to it in batch {version} is lost, "

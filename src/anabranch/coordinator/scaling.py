@@ -1,8 +1,9 @@
 """Scale out and scale in: an operator over another number of instances, while the stream runs.
 
 The new instances are made from a checkpoint and run the batches after it, while the old ones go
-on serving. When they are up to date, rows are sent to them from the next batch on. Until then
-nothing of the query has changed, so a failure half way costs only the attempt.
+on serving. When they are but a batch behind, the stream is held up for that batch, and rows are
+sent to them from the next one on. Until then nothing of the query has changed, so a failure half
+way costs only the attempt.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.coordinator.checkpoints import Taken
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("anabranch")
 _ATTEMPTS = 5
-_AT_ONCE = 2
-"""Batches that new instances run again between two batches of the stream: they gain one each
-time, and the stream is never held up for long."""
 _PATIENCE = 5.0
+_RESTART_SECONDS = 180.0
 _LOOK_SECONDS = 0.02
 
 
@@ -44,8 +43,7 @@ class Scaling:
     def scale(self, operator: str, instances: int) -> None:
         """Divide an operator over so many instances, and wait until it is."""
         with self._one_at_a_time:
-            before = self._coordinator.running.routing[operator]
-            self._change(operator, before.rescale(instances))
+            self._change(operator, lambda before: before.rescale(instances))
 
     def rebalance(self) -> None:
         """Move instances to the nodes that have fewer, if any has more than its share."""
@@ -53,17 +51,23 @@ class Scaling:
         if running.cluster is None:
             return
         with self._one_at_a_time:
-            for operator, routing in list(running.routing.items()):
+            for operator in list(running.routing):
                 instances = {name: of.instances for name, of in running.routing.items()}
                 wanted = running.placement.place(instances, running.cluster.alive())[operator]
                 if sorted(wanted) != sorted(running.tables.placement[operator]):
-                    moved = Routing(routing.owners, routing.epoch + 1)
-                    self._change(operator, moved, wanted)
+                    self._change(operator, lambda before: before, wanted)
 
-    def _change(self, operator: str, after: Routing, hosts: Sequence[str] | None = None) -> None:
+    def _change(
+        self,
+        operator: str,
+        change: Callable[[Routing], Routing],
+        hosts: Sequence[str] | None = None,
+    ) -> None:
+        """Give an operator another routing, or the same on other hosts."""
         running = self._coordinator.running
         before = running.routing[operator]
-        if after == before:
+        after = change(before)
+        if after == before and hosts is None:
             return
         with running.events.timed(
             "scale", operator=operator, before=before.instances, after=after.instances
@@ -74,6 +78,9 @@ class Scaling:
             for attempt in range(1, _ATTEMPTS + 1):
                 details["attempts"] = attempt
                 try:
+                    self._wait_until_running()
+                    # A recovery may have divided the operator since the last attempt.
+                    after = running.renewed(change(running.routing[operator]))
                     details["pause"] = self._on_nodes(operator, after, hosts)
                     return
                 except Exception as error:
@@ -81,11 +88,26 @@ class Scaling:
                     if attempt == _ATTEMPTS or self._coordinator.stopping:
                         raise QueryFailed(
                             f"operator {operator!r} could not be divided over {after.instances} "
-                            f"instances; it goes on with {before.instances}: {error}"
+                            f"instances; it goes on with {running.routing[operator].instances}: "
+                            f"{error}"
                         ) from error
                     _log.warning("scaling %r failed, trying again: %s", operator, error)
                 finally:
                     running.needed = None
+
+    def _wait_until_running(self) -> None:
+        """Wait while the query is taken back to a checkpoint."""
+        coordinator = self._coordinator
+        deadline = time.monotonic() + _RESTART_SECONDS
+        while coordinator.failure is not None and not coordinator.stopping:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._check_running()
+
+    def _check_running(self) -> None:
+        if self._coordinator.stopping or self._coordinator.failure is not None:
+            raise QueryFailed(f"the query does not run: {self._coordinator.failure}")
 
     def _on_one_machine(self, operator: str, before: Routing, after: Routing) -> None:
         """All tables are here: they are divided between two batches."""
@@ -101,31 +123,39 @@ class Scaling:
             self._switch(operator, after, running.tables.placed(hosts))
 
     def _on_nodes(self, operator: str, after: Routing, hosts: Sequence[str] | None = None) -> float:
-        """Returns for how long the stream was held up by the last step."""
+        """Returns for how long the stream was held up, in seconds."""
         coordinator = self._coordinator
         running = coordinator.running
         assert running.cluster is not None
+        before = running.routing[operator]
         start = self._checkpoint()
         manifest = running.checkpoints.manifests.get(start)
         tables = self._placed(operator, after, hosts)
         tables.restore(operator, after, manifest.operators[operator])
         (node,) = [n for n in running.bounds if n.name == operator]
         router = Router(running.bounds[node].hash, after, ordered=running.bounds[node].ordered)
-        at = start
-        while True:
-            with coordinator.turn:
-                began = time.perf_counter()
-                if coordinator.stopping or coordinator.failure is not None:
-                    raise QueryFailed("the query has ended")
-                target = running.committed.version
-                upto = Version(min(at + _AT_ONCE, target))
-                self._replay(node, router, tables, at, upto)
-                at = upto
-                if at == target:
-                    self._switch(operator, after, tables)
-                    break
-            time.sleep(_LOOK_SECONDS)
-        pause = time.perf_counter() - began
+        at, pause, hold = start, 0.0, False
+        while (behind := running.committed.version - at) > 1:
+            self._check_running()
+            at = Version(at + 1)
+            if hold:
+                with coordinator.turn:
+                    began = time.perf_counter()
+                    self._replay(node, router, tables, at)
+                    pause += time.perf_counter() - began
+            else:
+                self._replay(node, router, tables, at)
+            # New instances that do not gain on the stream never catch up unless it waits.
+            hold = running.committed.version - at >= behind
+        with coordinator.turn:
+            began = time.perf_counter()
+            self._check_running()
+            if running.routing[operator] != before:
+                raise StateMissing(f"{operator!r} was divided in another way by a recovery")
+            for version in range(at + 1, running.committed.version + 1):
+                self._replay(node, router, tables, Version(version))
+            self._switch(operator, after, tables)
+            pause += time.perf_counter() - began
         running.tables.keep_only(running.routing, running.cluster.alive())
         return pause
 
@@ -160,25 +190,20 @@ class Scaling:
         )
         return running.tables.placed(running.tables.placement | {operator: placed[operator]})
 
-    def _replay(
-        self, node: Stateful, router: Router, tables: Tables, at: Version, upto: Version
-    ) -> None:
+    def _replay(self, node: Stateful, router: Router, tables: Tables, version: Version) -> None:
+        """Let the new instances run a batch."""
         coordinator = self._coordinator
         running = coordinator.running
-        assert running.cluster is not None
-        running.fence += 1
         replay = Replay(
             running.plan,
             running.buffers,
             coordinator.routers | {node: router},
             tables,
-            running.cluster.alive(),
             {node.name: range(router.routing.instances)},
-            running.fence,
+            running.next_fence(),
             coordinator.reports,
         )
-        for version in range(at + 1, upto + 1):
-            replay.run(Version(version))
+        replay.run(version)
 
     def _switch(self, operator: str, after: Routing, tables: Tables) -> None:
         """From the next batch on rows go to the new instances."""
@@ -189,7 +214,8 @@ class Scaling:
             if gone:
                 raise StateMissing(f"{sorted(gone)} went while the operator was divided")
         running.routing[operator] = after
-        running.tables.placement = dict(tables.placement)
+        # The others may have been placed anew by a recovery in the meantime.
+        running.tables.placement |= {operator: tables.placement[operator]}
         coordinator.reroute()
         running.remember()
         running.checkpoints.start_anew()

@@ -30,6 +30,7 @@ from anabranch.errors import PlanError
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.nodes.tickets import Secret
+from anabranch.nodes.tls import Tls
 from anabranch.nodes.workbench import Workbench
 from anabranch.placement.even import Even
 from anabranch.places import absolute, resolve
@@ -55,17 +56,22 @@ class Place:
     """The same folder, for what may be lost with the machine's power: it can be done again."""
     backup: Backup | Upstream
     state: str | None
+    tls: Tls | None = None
 
     @classmethod
     def of(
-        cls, folder: str | Path, backup: Backup | Upstream | None, state: str | Path | None
+        cls,
+        folder: str | Path,
+        backup: Backup | Upstream | None,
+        state: str | Path | None,
+        tls: Tls | None = None,
     ) -> Place:
         """Open a checkpoint folder, with the backups in it unless a store is given."""
         place = absolute(folder)
         files = Files(place)
         log = FileStore(*resolve(place), flush=False)
         given = None if state is None else str(Path(state).absolute())
-        return cls(place, files.open(), log, files if backup is None else backup, given)
+        return cls(place, files.open(), log, files if backup is None else backup, given, tls)
 
     @property
     def spark(self) -> str:
@@ -118,7 +124,7 @@ def assemble(
     if is_local(spark):
         cluster, tables, parts = None, *_on_one_machine(place, bounds, root, before, routing)
     else:
-        cluster = Cluster(spark, root, _files(place), Secret.new())
+        cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls)
         tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
     running = Running(
         query=before.query,
@@ -153,6 +159,8 @@ def _on_one_machine(
             "backup=Upstream() needs a cluster: here the driver runs all tasks itself, and there "
             "is no other node; use Files(...), or a Spark master with executors"
         )
+    if place.tls is not None:
+        raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
     store = place.backup.open()
     bench = Workbench(root.path(), store)
     hosts = {

@@ -58,17 +58,21 @@ class Tables:
 
     def usable(self, routing: Mapping[str, Routing], version: Version) -> bool:
         """Whether every table is there and is, or can be rolled back to, a committed version."""
-        return all(self.unusable(name, routing[name], version) == [] for name in self._bounds)
+        return all(
+            self.unusable(name, routing[name], version, range(routing[name].instances)) == []
+            for name in self._bounds
+        )
 
-    def unusable(self, operator: str, routing: Routing, version: Version) -> list[int]:
-        """The instances whose tables cannot be used at a version."""
+    def unusable(
+        self, operator: str, routing: Routing, version: Version, instances: Sequence[int]
+    ) -> list[int]:
+        """Those of the instances whose tables cannot be used at a version."""
         layout = self._bounds[operator].layout
 
         def fits(instance: int) -> bool:
             table = self.name(operator, routing, instance)
             return self._bench(operator, instance).usable(table, layout, version)
 
-        instances = list(range(routing.instances))
         return [i for i, good in zip(instances, _each(fits, instances), strict=True) if not good]
 
     def capture(self, operator: str, routing: Routing) -> dict[int, str]:

@@ -35,6 +35,8 @@ class Actions:
         self._root = Path(context["root"])
         self._signer = Signer(Secret.from_hex(context["secret"]))
         self._files = context.get("files")
+        trusted = context.get("trusted")
+        self._trusted = None if trusted is None else Path(trusted).read_bytes()
         self._peers: dict[str, NodeStore] = {}
 
     def named(self) -> Mapping[str, Handler]:
@@ -118,7 +120,7 @@ class Actions:
 
     def _peer(self, address: str) -> NodeStore:
         if address not in self._peers:
-            self._peers[address] = NodeStore(address, self._signer)
+            self._peers[address] = NodeStore(address, self._signer, tls_root=self._trusted)
         return self._peers[address]
 
 

@@ -20,7 +20,8 @@ class NoNodes(AnabranchError):
 class Even:
     """Spread the instances of every operator over the nodes.
 
-    ``pool`` nodes are kept idle, so that one is ready when a node fails or an operator grows.
+    ``pool`` nodes are kept idle, so that one is ready when a node fails or an operator grows. If
+    there are fewer, the cluster manager is asked for more, where Spark lets one ask.
     """
 
     pool: int = 0
@@ -70,6 +71,10 @@ class Even:
                     load[chosen] += 1
             placed[name] = tuple(host for host in hosts if host is not None)
         return placed
+
+    def missing(self, alive: Collection[str], placement: Placement) -> int:
+        """How many nodes the pool lacks."""
+        return max(0, self.pool - len(self.idle(alive, placement)))
 
     def idle(self, alive: Collection[str], placement: Placement) -> list[str]:
         """The nodes without any instance."""

@@ -9,6 +9,7 @@ from anabranch.backup.upstream import Upstream
 from anabranch.checkpointing.policy import Checkpointing, Periodic
 from anabranch.errors import PlanError
 from anabranch.movement.policy import FromCheckpoint
+from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.plan.bind import bind
 from anabranch.plan.graph import Output, Plan
@@ -46,6 +47,7 @@ class Query:
         every: Duration | None = None,
         available_now: bool = False,
         state_folder: str | Path | None = None,
+        tls: Tls | None = None,
         name: str | None = None,
     ) -> RunningQuery:
         """Check the plan and start it, or carry on where it was stopped or killed.
@@ -58,7 +60,8 @@ class Query:
         change from one start to the next. ``every`` starts a batch at fixed times instead of as
         soon as the one before is done; ``available_now`` stops after what is there now.
         On a cluster ``backup`` may be :class:`~anabranch.Upstream`, ``placement`` says how many
-        nodes are kept idle, and ``movement`` over how many instances a lost one is recovered.
+        nodes are kept idle, ``movement`` over how many instances a lost one is recovered, and
+        ``tls`` encrypts what nodes send to each other.
 
         ``state_folder`` is where state lives while the query runs: in shared memory if not given;
         give a folder on a disk for state that is larger than memory.
@@ -85,6 +88,7 @@ class Query:
             instances=instances,
             trigger=trigger,
             state_folder=state_folder,
+            tls=tls,
             name=name,
         )
         return RunningQuery.start(plan, bind(plan, spark), spark, settings)

@@ -21,12 +21,14 @@ from anabranch.coordinator import startup
 from anabranch.coordinator.checkpoints import Taken
 from anabranch.coordinator.coordinator import Coordinator, Running
 from anabranch.coordinator.events import Event
+from anabranch.coordinator.failures import translated
 from anabranch.coordinator.identity import DriverLock
 from anabranch.coordinator.progress import Latency, Progress
 from anabranch.coordinator.startup import Place
 from anabranch.coordinator.tables import HERE
-from anabranch.errors import AnabranchError, PlanError, QueryFailed, StateMissing
+from anabranch.errors import AnabranchError, PlanError, QueryFailed, StateMissing, StoreError
 from anabranch.movement.policy import FromCheckpoint
+from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
@@ -38,7 +40,7 @@ from anabranch.state.groups import Routing
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
-_RECOVERIES = 3
+_RECOVERIES = 5
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Settings:
     instances: int | None
     trigger: Mapping[str, Any] | None
     state_folder: str | Path | None
+    tls: Tls | None
     name: str | None
 
 
@@ -84,7 +87,7 @@ class RunningQuery:
         cls, plan: Plan, bounds: Mapping[Stateful, Bound], spark: SparkSession, settings: Settings
     ) -> RunningQuery:
         """Take the query over, recover its state, and let it run."""
-        place = Place.of(settings.folder, settings.backup, settings.state_folder)
+        place = Place.of(settings.folder, settings.backup, settings.state_folder, settings.tls)
         instances = settings.instances or spark.sparkContext.defaultParallelism
         before, routing = startup.identify(place, bounds, instances)
         running, lock = startup.assemble(
@@ -316,32 +319,31 @@ class RunningQuery:
     def _supervise(self) -> None:
         """Wait for the end of the query, and bring lost state back where that was the cause."""
         failures, reached = 0, self.version
-        while True:
-            try:
-                self.spark_query.awaitTermination()
-                break
-            except Exception as error:
-                cause = self._coordinator.failure or QueryFailed(str(error))
+        while (cause := self._watch(restart=failures > 0)) is not None:
             if self._coordinator.stopping:
                 break
             failures = 1 if self.version > reached else failures + 1
             reached = self.version
-            if not isinstance(cause, StateMissing) or failures > _RECOVERIES:
-                self._failure = (
-                    cause if isinstance(cause, AnabranchError) else QueryFailed(str(cause))
-                )
+            if not isinstance(cause, StateMissing | StoreError) or failures > _RECOVERIES:
+                self._failure = cause
                 break
             _log.warning("state was lost, recovering: %s", cause)
-            try:
-                self._recover(self._running.routing)
-                self._launch()
-            except Exception as error:
-                self._failure = (
-                    error if isinstance(error, AnabranchError) else QueryFailed(str(error))
-                )
-                break
         self._release()
         self._ended.set()
+
+    def _watch(self, *, restart: bool) -> AnabranchError | None:
+        """Wait until Spark's query ends, or start it again first; why it failed, if it did."""
+        try:
+            if restart:
+                self._recover(self._running.routing)
+                self._coordinator.failure = None
+                self._launch()
+            self.spark_query.awaitTermination()
+            return None
+        except AnabranchError as error:
+            return error
+        except Exception as error:
+            return self._coordinator.failure or translated(error)
 
     def _release(self) -> None:
         """Save what is to be saved and let go of everything."""
@@ -357,6 +359,7 @@ class RunningQuery:
         except AnabranchError as error:
             _log.warning("the state of version %s was not saved: %s", self.version, error)
         finally:
+            self._coordinator.close()
             running.checkpoints.close()
             if running.cluster is not None:
                 running.cluster.close()

@@ -28,6 +28,7 @@ class Buffer:
         self._frame = frame
         self._rdd = frame._jdf.queryExecution().toRdd()
         self._dependency = _exchange(self._rdd).dependencies().apply(0)
+        self._given_up: set[int] = set()
 
     @property
     def senders(self) -> int:
@@ -46,15 +47,18 @@ class Buffer:
         """All rows, from the sources on: nothing that was kept is used."""
         return self._frame.select("*")
 
+    def lost(self) -> list[int]:
+        """The senders whose rows are gone with their executor."""
+        text = str(self._tracker().findMissingPartitions(self._shuffle).get().mkString(","))
+        return sorted(self._given_up | {int(sender) for sender in text.split(",") if sender})
+
     def part(self, instances: Sequence[int], without: Sequence[int] = ()) -> DataFrame:
         """The rows for some instances, without those from some senders: one partition each.
 
-        Rows that are lost with the host that sent them are computed again by Spark.
+        Rows of other senders that are lost are computed again by Spark, from where they came.
         """
-        jvm = self._spark.sparkContext._jvm
-        gateway = self._spark.sparkContext._gateway
-        assert jvm is not None
-        assert gateway is not None
+        self._give_up(without)
+        jvm, gateway = self._jvm, self._gateway
         execution = jvm.org.apache.spark.sql.execution
         specs = [
             execution.PartialReducerPartitionSpec(instance, start, stop, 0)
@@ -69,6 +73,41 @@ class Buffer:
         )
         rdd = execution.ShuffledRowRDD(self._dependency, metrics, array)
         return frame_of(self._spark, rdd, self._schema)
+
+    def _give_up(self, senders: Sequence[int]) -> None:
+        """Let Spark believe that senders sent nothing: it would run their operators once more.
+
+        Spark makes a shuffle whole before it reads any of it, also if only others are to be read.
+        """
+        jvm, gateway = self._jvm, self._gateway
+        nobody = jvm.scala.Option.empty()
+        here = jvm.org.apache.spark.storage.BlockManagerId.apply("driver", "localhost", 1, nobody)
+        targets = self._dependency.partitioner().numPartitions()
+        statuses = getattr(jvm.org.apache.spark.scheduler, "MapStatus$").__getattr__("MODULE$")
+        for sender in sorted(set(senders) - self._given_up):
+            nothing = gateway.new_array(jvm.long, targets)
+            status = statuses.apply(here, nothing, -1 - sender, 0)
+            self._tracker().registerMapOutput(self._shuffle, sender, status)
+            self._given_up.add(sender)
+
+    @property
+    def _shuffle(self) -> int:
+        return int(self._dependency.shuffleId())
+
+    @property
+    def _jvm(self) -> Any:
+        return self._spark.sparkContext._jvm
+
+    @property
+    def _gateway(self) -> Any:
+        return self._spark.sparkContext._gateway
+
+    def _tracker(self) -> Any:
+        # SparkEnv, which has it too, cannot be reached: one of its classes is not among the jars.
+        scheduler = self._spark.sparkContext._jsc.sc().dagScheduler()
+        field = scheduler.getClass().getDeclaredField("mapOutputTracker")
+        field.setAccessible(True)
+        return field.get(scheduler)
 
 
 def _exchange(rdd: Any) -> Any:

@@ -36,6 +36,15 @@ def live_hosts(spark: SparkSession) -> frozenset[str]:
     return frozenset(hosts)
 
 
+def request_nodes(spark: SparkSession, total: int) -> bool:
+    """Ask the cluster manager for so many executors in all; whether it takes such requests."""
+    context = spark.sparkContext
+    gateway = context._gateway
+    assert gateway is not None
+    nowhere = gateway.jvm.PythonUtils.toScalaMap(gateway.jvm.java.util.HashMap())
+    return bool(context._jsc.sc().requestTotalExecutors(total, 0, nowhere))
+
+
 def is_local(spark: SparkSession) -> bool:
     """Whether the driver runs all tasks itself, in its own process."""
     return bool(spark.sparkContext._jsc.sc().isLocal())

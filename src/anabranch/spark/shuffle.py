@@ -21,7 +21,8 @@ class Router:
 
     def __init__(self, key: KeyHash, routing: Routing, *, ordered: bool) -> None:
         self.routing = routing
-        self._ordered = ordered
+        self.ordered = ordered
+        """Whether the operator has to see rows in the order of the source."""
         self._key = key
         self._added = [F.col("*")]
         if key.travels:
@@ -45,7 +46,7 @@ class Router:
 
     def in_order(self, sent: DataFrame) -> DataFrame:
         """Rows that were sent, in the order in which the operator is to see them."""
-        return sent.sortWithinPartitions(SEQUENCE) if self._ordered else sent
+        return sent.sortWithinPartitions(SEQUENCE) if self.ordered else sent
 
     def sent_again(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
         """Rows that were sent once, under this or another routing, sent to some instances only.
@@ -63,7 +64,7 @@ class Router:
         added = [F.col("*")]
         if self._key.travels:
             added.append(self._key.column.alias(HASH))
-        if self._ordered:
+        if self.ordered:
             sender = F.element_at(_literals(instances), F.spark_partition_id() + 1).cast("long")
             position = F.monotonically_increasing_id().bitwiseAND((1 << _POSITION_BITS) - 1)
             added.append((F.shiftleft(sender, _POSITION_BITS) + position).alias(SEQUENCE))

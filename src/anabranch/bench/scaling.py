@@ -1,0 +1,82 @@
+"""An operator grows while its query runs: ``anabranch bench scaling``.
+
+From 2 to 4 instances, with all keys in the state. Beside it Spark's way: the query is stopped, its
+checkpoint is divided offline, and it is started again. What is measured is the longest time from
+commit to commit, from just before the change until well after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from rich.console import Console
+from rich.progress import Progress
+
+from anabranch.bench.faults import Act, Outcome, Scenario, Scheme, run
+from anabranch.bench.harness import Bar, Measure, Result, Timing
+
+CALM, PAUSE, WHOLE = "calm", "pause", "whole"
+TITLES = {
+    CALM: "A batch before the change",
+    PAUSE: "The longest time between two commits around the change",
+    WHOLE: "From the command to the end of the change",
+}
+_SIDES = (Scheme.CHECKPOINT, Scheme.SPARK)
+_SETTLED = 10.0
+
+
+def scenarios(*, quick: bool, seed: int) -> list[tuple[str, Scenario]]:
+    """Case and scenario of every run."""
+    sizes = (1_000_000,) if quick else (100_000, 1_000_000)
+    base = Scenario(
+        Scheme.CHECKPOINT,
+        rate=2_000,
+        fill=True,
+        window=None,
+        nodes=4,
+        warm=30.0,
+        after=_SETTLED,
+        act=Act.SCALE,
+        seed=seed,
+    )
+    return [
+        (f"{keys:,} keys", replace(base, scheme=scheme, keys=keys))
+        for keys in sizes
+        for scheme in _SIDES
+    ]
+
+
+def measure(*, quick: bool = False, seed: int = 7, console: Console | None = None) -> Result:
+    """Run all scenarios, one after the other, each with a cluster of its own."""
+    console = console or Console()
+    result = Result("scaling", seed, quick)
+    chosen = scenarios(quick=quick, seed=seed)
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("scaling", total=len(chosen))
+        for case, scenario in chosen:
+            outcome = run(scenario)
+            for benchmark, seconds in _figures(outcome).items():
+                timing = Timing(scenario.rate, tuple(seconds))
+                result.measures.append(Measure(benchmark, case, scenario.scheme.value, timing))
+            progress.advance(task)
+        for case in dict.fromkeys(case for case, _ in chosen):
+            _bars(result, case)
+    return result
+
+
+def _figures(outcome: Outcome) -> dict[str, list[float]]:
+    calm = outcome.between(outcome.happened - 2 * _SETTLED, outcome.happened)
+    around = outcome.between(outcome.happened, outcome.over + _SETTLED)
+    return {CALM: calm, PAUSE: [max(around)], WHOLE: [outcome.over - outcome.happened]}
+
+
+def _bars(result: Result, case: str) -> None:
+    ours = result.timing(PAUSE, case, Scheme.CHECKPOINT.value).median
+    theirs = result.timing(PAUSE, case, Scheme.SPARK.value).median
+    batch = median(result.timing(CALM, case, Scheme.CHECKPOINT.value).seconds)
+    result.bars += [
+        Bar(f"{case}: longest batch against the median", ours / batch, 3.0, at_least=False),
+        Bar(f"{case}: seconds that a result is late", ours - batch, 2.0, at_least=False),
+        Bar(f"{case}: pause against Spark's", ours / theirs, 0.1, at_least=False),
+    ]
