@@ -22,6 +22,7 @@ from anabranch.coordinator.frames import Frames, Step
 from anabranch.coordinator.progress import Progress, operator_progress
 from anabranch.coordinator.recovery import Recovery
 from anabranch.coordinator.replay import Buffers
+from anabranch.coordinator.routers import packing_of, router_of
 from anabranch.coordinator.scaling import Scaling
 from anabranch.coordinator.sentinel import Sentinel
 from anabranch.coordinator.tables import Tables
@@ -32,6 +33,7 @@ from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark.logs import SparkLogs
+from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.reports import Report, Reports
 from anabranch.spark.session import tune
 from anabranch.spark.shuffle import Router
@@ -108,7 +110,7 @@ class Coordinator:
         self._reports = Reports(spark.sparkContext)
         self._first = True
         self._tuned: SparkSession | None = None
-        self.routers: dict[Stateful, Router] = {}
+        self.routers: dict[Stateful, Router | PackedRouter] = {}
         self.reroute()
         self._recovery = Recovery(self)
         cluster = running.cluster
@@ -130,7 +132,7 @@ class Coordinator:
         for node, bound in running.bounds.items():
             routing = running.routing[bound.name]
             if node not in self.routers or self.routers[node].routing != routing:
-                self.routers[node] = Router(bound.hash, routing, ordered=bound.ordered)
+                self.routers[node] = router_of(bound, routing)
 
     def run_batch(self, frame: DataFrame, batch: int) -> None:
         """Called by Spark for every micro-batch, and again for one it does not know to be done."""
@@ -281,6 +283,8 @@ class Coordinator:
                     if self.running.cluster is None
                     else self.running.tables.placement[bound.name],
                     capture=order,
+                    packing=packing_of(bound) if bound.packed else None,
+                    ordered=bound.ordered,
                 ),
                 self.routers[node],
             )

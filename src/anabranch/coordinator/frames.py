@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from anabranch.plan.bind import Bound
-from anabranch.plan.graph import Node, Output, Plan, Side, Source, Stateful, Transform
+from anabranch.plan.graph import Node, Output, Plan, Side, Source, Stateful, Transform, Unpack
 from anabranch.spark.buffers import Buffer
+from anabranch.spark.packed_shuffle import PackedRouter
+from anabranch.spark.packing import PACKED, Batches, read_values
 from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, both_sides
 from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
@@ -29,7 +31,7 @@ class Step:
 
     bound: Bound
     task: OperatorTask
-    router: Router
+    router: Router | PackedRouter
     buffer: Buffer | None = None
     """What the batch has sent to the operator, on a cluster: kept, to be sent again."""
     time: int | None = None
@@ -87,6 +89,9 @@ class Frames:
         match node:
             case Transform(before, function):
                 return function(self._frame(before))
+            case Unpack(before, column, schema):
+                read = partial(read_values, column, schema)
+                return self._frame(before).mapInArrow(read, spark_schema(schema))
             case Stateful():
                 return without_late(self._steps[node], self._whole(node))
             case Side(of):
@@ -109,12 +114,29 @@ class Frames:
 
     def _input(self, step: Step) -> DataFrame:
         node = step.bound.node
-        frames = [self._frame(before) for before in node.inputs]
-        frame = frames[0] if len(frames) == 1 else both_sides(frames, node.keys)
+        if isinstance(step.router, PackedRouter):
+            frame = self._packed(node.inputs[0], step.router)
+        elif len(node.inputs) == 1:
+            frame = self._frame(node.inputs[0])
+        else:
+            frame = both_sides([self._frame(before) for before in node.inputs], node.keys)
         if not step.task.hosts:
             return step.router.routed(frame)
         step.buffer = Buffer(frame.sparkSession, step.router.sent(frame))
         return step.router.in_order(step.buffer.pinned(step.task.hosts))
+
+    def _packed(self, before: Node, router: PackedRouter) -> DataFrame:
+        """Rows of what comes before an operator, packed for its instances as they are made."""
+        match before:
+            case Unpack(source, column, schema):
+                read = partial(_read_and_divide, column, schema, router.divide)
+                return self._frame(source).mapInArrow(read, PACKED)
+            case Stateful():
+                up = self._steps[before]
+                run = partial(_run_and_divide, up.task, self._reports, router.divide)
+                return self._input(up).mapInArrow(run, PACKED)
+            case _:
+                raise TypeError(f"the rows of {before} come from Spark, and not packed")
 
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
         consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Side)]
@@ -137,6 +159,21 @@ def result_schema(bound: Bound) -> StructType:
 def without_late(step: Step, whole: DataFrame) -> DataFrame:
     """The results of an operator without its side output."""
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
+
+
+def _run_and_divide(
+    task: OperatorTask,
+    reports: Reports,
+    divide: Callable[[Batches], Batches],
+    batches: Batches,
+) -> Batches:
+    yield from divide(task.run(reports, batches))
+
+
+def _read_and_divide(
+    column: str, schema: pa.Schema, divide: Callable[[Batches], Batches], batches: Batches
+) -> Batches:
+    yield from divide(read_values(column, schema, batches))
 
 
 def _run_and_write(

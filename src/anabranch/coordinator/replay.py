@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame
 from anabranch.coordinator.frames import Step, result_schema, without_late
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import StateMissing
-from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform
+from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform, Unpack
 from anabranch.spark.buffers import Buffer
+from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router
 from anabranch.state.groups import KeyGroups
@@ -32,7 +33,7 @@ class Replay:
 
     plan: Plan
     buffers: Buffers
-    routers: Mapping[Stateful, Router]
+    routers: Mapping[Stateful, Router | PackedRouter]
     """How rows are routed now; they may have been sent under another routing."""
     tables: Tables
     instances: Mapping[str, Sequence[int]]
@@ -146,7 +147,7 @@ def stateful_before(node: Node) -> list[Stateful]:
     match node:
         case Stateful():
             return [node]
-        case Transform(before, _):
+        case Transform(before, _) | Unpack(before, _, _):
             return stateful_before(before)
         case Source():
             return []

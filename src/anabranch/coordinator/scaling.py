@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from anabranch.coordinator.checkpoints import Taken
 from anabranch.coordinator.replay import Replay
+from anabranch.coordinator.routers import router_of
 from anabranch.coordinator.tables import HERE, Tables
 from anabranch.errors import QueryFailed, StateMissing
 from anabranch.plan.graph import Stateful
+from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.shuffle import Router
 from anabranch.state.groups import Routing
 from anabranch.units import Version
@@ -133,7 +135,7 @@ class Scaling:
         tables = self._placed(operator, after, hosts)
         tables.restore(operator, after, manifest.operators[operator])
         (node,) = [n for n in running.bounds if n.name == operator]
-        router = Router(running.bounds[node].hash, after, ordered=running.bounds[node].ordered)
+        router = router_of(running.bounds[node], after)
         at, pause, hold = start, 0.0, False
         while (behind := running.committed.version - at) > 1:
             self._check_running()
@@ -190,7 +192,13 @@ class Scaling:
         )
         return running.tables.placed(running.tables.placement | {operator: placed[operator]})
 
-    def _replay(self, node: Stateful, router: Router, tables: Tables, version: Version) -> None:
+    def _replay(
+        self,
+        node: Stateful,
+        router: Router | PackedRouter,
+        tables: Tables,
+        version: Version,
+    ) -> None:
         """Let the new instances run a batch."""
         coordinator = self._coordinator
         running = coordinator.running

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType
 
 from anabranch.errors import AnabranchError, PlanError
 from anabranch.operators.context import Context
 from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
-from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform
+from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform, Unpack
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.shuffle import both_sides
 from anabranch.spark.task import event_times
@@ -49,6 +50,8 @@ class Bound:
     output: pa.Schema
     layout: TableLayout
     side: bool
+    packed: bool
+    """Whether rows come packed; see :mod:`anabranch.spark.packing`."""
     ordered: bool = False
     """Whether rows must come in source order, for this operator's result or for one after it."""
 
@@ -69,6 +72,9 @@ def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
                 empties[node] = spark.createDataFrame([], frame.schema)
             case Transform(before, _):
                 empties[node] = _transformed(empties[before], node)
+            case Unpack(before, column, schema):
+                _check_packed(empties[before], column)
+                empties[node] = spark.createDataFrame([], spark_schema(schema))
             case Stateful():
                 bound = _bind_operator(plan, node, empties)
                 bounds[node] = bound
@@ -132,6 +138,14 @@ def _transformed(frame: DataFrame, node: Transform) -> DataFrame:
     return result
 
 
+def _check_packed(frame: DataFrame, column: str) -> None:
+    if column not in frame.columns:
+        raise PlanError(f"unpack: no column {column!r}; the columns are {frame.columns}")
+    kind = frame.schema[column].dataType
+    if not isinstance(kind, BinaryType):
+        raise PlanError(f"unpack: column {column!r} is {kind.simpleString()}, not binary")
+
+
 def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]) -> Bound:
     where = f"operator {node.name!r}"
     for before, keys in zip(node.inputs, node.keys, strict=True):
@@ -156,7 +170,8 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     side = any(isinstance(after, Side) for after in plan.consumers(node))
     if side and not operator.side:
         raise PlanError(f"{where} has no late rows: only windowed operators do")
-    return Bound(node, operator, keys, key_hash, schema, output, layout, side)
+    packed = plan.packs(node) and key_hash.plain
+    return Bound(node, operator, keys, key_hash, schema, output, layout, side, packed)
 
 
 def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:

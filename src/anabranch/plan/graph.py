@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from anabranch.operators.operator import Operator
@@ -41,6 +42,18 @@ class Transform:
 
 
 @dataclass(frozen=True, eq=False)
+class Unpack:
+    """The rows that are in the values of a binary column, many in each."""
+
+    input: Node
+    column: str
+    schema: pa.Schema
+
+    def __str__(self) -> str:
+        return f"unpack {self.column!r} [{', '.join(self.schema.names)}]"
+
+
+@dataclass(frozen=True, eq=False)
 class Stateful:
     """A stateful operator over one keyed input, or over two with the same key."""
 
@@ -70,7 +83,7 @@ class Side:
         return f"late rows of {self.of.name!r}"
 
 
-Node = Source | Transform | Stateful | Side
+Node = Source | Transform | Unpack | Stateful | Side
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +153,16 @@ class Plan:
                 yield after
             if not isinstance(after, Output):
                 yield from self.operators_after(after)
+
+    def packs(self, node: Stateful) -> bool:
+        """Whether rows can reach an operator packed: they come from a worker, and go nowhere else.
+
+        From any other step they come as rows of Spark.
+        """
+        if len(node.inputs) > 1:
+            return False
+        before = node.inputs[0]
+        return isinstance(before, Unpack | Stateful) and len(self.consumers(before)) == 1
 
     def tree(self) -> str:
         """The plan as text: every sink with what flows into it below.

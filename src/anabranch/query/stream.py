@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from anabranch.errors import PlanError
 from anabranch.operators.aggregates import Aggregate
@@ -19,11 +21,21 @@ from anabranch.operators.top_k import TopK
 from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import Window
 from anabranch.places import absolute
-from anabranch.plan.graph import DEFAULT_KEY_GROUPS, Node, Output, Side, Source, Stateful, Transform
+from anabranch.plan.graph import (
+    DEFAULT_KEY_GROUPS,
+    Node,
+    Output,
+    Side,
+    Source,
+    Stateful,
+    Transform,
+    Unpack,
+)
 from anabranch.query.query import Query
 from anabranch.spark.sinks.parquet import ParquetSink
 from anabranch.spark.sinks.simple import ConsoleSink, FunctionSink, MemorySink
 from anabranch.spark.sinks.sink import Sink
+from anabranch.spark.types import arrow_schema
 from anabranch.state.schema import StateSchema
 from anabranch.units import Duration, microseconds
 
@@ -53,6 +65,20 @@ class Stream:
         static table. What spans batches belongs into an operator.
         """
         return Stream(Transform(self.node, function))
+
+    def unpack(self, column: str, schema: pa.Schema | StructType | str) -> Stream:
+        """The rows in the values of a binary column: each value is many rows in Arrow's format.
+
+        For sources that carry whole batches, such as messages that a producer filled with
+        ``pyarrow.ipc.new_stream``. The rows go to the next operator without Spark ever taking them
+        apart, which is several times faster than sending them one by one. ``schema`` is that of
+        the rows: an Arrow schema, a Spark type, or text such as ``"car int, speed double"``.
+        """
+        if isinstance(schema, str):
+            schema = StructType.fromDDL(schema)
+        if isinstance(schema, StructType):
+            schema = arrow_schema(schema, where="unpack")
+        return Stream(Unpack(self.node, column, schema))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Say which columns make up the key of what follows."""

@@ -55,6 +55,8 @@ class KeyHash:
         keyed = arrow_schema(StructType([schema[name] for name in keys]), where="the key")
         self.travels = not all(can_hash(field.type) for field in keyed)
         """Whether rows must carry their hash: it is a type that only Spark can hash."""
+        self.plain = not self.travels and not self._forms
+        """Whether keys can be hashed as they are, without Spark."""
 
     def normalised(self, frame: DataFrame) -> DataFrame:
         """The frame with values of key columns that Spark takes for equal made the same."""

@@ -19,6 +19,7 @@ from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
 from anabranch.spark.nodes import executor
+from anabranch.spark.packing import Packing
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
 from anabranch.state.checkpoint import write
@@ -71,6 +72,10 @@ class OperatorTask:
     hosts: tuple[str, ...]
     """The node of each partition; empty where the driver runs the tasks itself."""
     capture: CaptureOrder | None = None
+    packing: Packing | None = None
+    """How rows come packed, if they do."""
+    ordered: bool = False
+    """Whether packed rows are to be seen in the order of the source."""
 
     def run(self, reports: Reports, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the batch. State is changed for good only if the iterator is exhausted."""
@@ -79,6 +84,8 @@ class OperatorTask:
         instance = self.instances[partition]
         root = self._root(partition)
         table = _opened(root / TABLES / self.tables / str(instance), self.layout)
+        if self.packing is not None:
+            batches = self.packing.unpacked(batches, ordered=self.ordered)
         taken = 0
         times: list[int | None] = [None] * len(self.time_columns)
         with table.lock(_LOCK_SECONDS):

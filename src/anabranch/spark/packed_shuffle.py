@@ -1,0 +1,50 @@
+"""Routing of packed rows: the same as :class:`~anabranch.spark.shuffle.Router`, in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from pyspark.sql import DataFrame
+
+from anabranch.spark.packing import PACKED, TARGET, Batches, Packing
+from anabranch.state.groups import Routing
+
+
+class PackedRouter:
+    """Sends packed rows to instances. They are divided by what makes them: :meth:`divide`."""
+
+    def __init__(self, packing: Packing, routing: Routing, *, ordered: bool) -> None:
+        self.routing = routing
+        self.packing = packing
+        self.ordered = ordered
+
+    @property
+    def divide(self) -> Callable[[Batches], Batches]:
+        """For the worker that makes the rows: packs them for their instances."""
+        return partial(self.packing.divided, self.routing.table())
+
+    def routed(self, packed: DataFrame) -> DataFrame:
+        """Partition i holds the rows of instance i."""
+        return self.sent(packed)
+
+    def sent(self, packed: DataFrame) -> DataFrame:
+        """See :meth:`Router.sent`."""
+        return packed.repartitionById(self.routing.instances, TARGET)
+
+    def in_order(self, sent: DataFrame) -> DataFrame:
+        """Rows as they are: who unpacks them brings them in order."""
+        return sent
+
+    def sent_again(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
+        """See :meth:`Router.sent_again`."""
+        place = {instance: i for i, instance in enumerate(instances)}
+        owners = self.routing.table().tolist()
+        targets = np.array([place.get(owner, -1) for owner in owners], np.int32)
+        divide = partial(self.packing.divided_again, targets)
+        return sent.mapInArrow(divide, PACKED).repartitionById(len(instances), TARGET)
+
+    def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
+        """See :meth:`Router.as_from`."""
+        return frame.mapInArrow(partial(self.packing.as_from, tuple(instances)), PACKED)

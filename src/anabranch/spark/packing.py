@@ -1,0 +1,143 @@
+"""Rows on their way from one operator to the next, packed: many rows in one binary value.
+
+Operators make and take Arrow batches, and Spark moves rows. Between two operators it is given a
+few large values to move instead, so that no row is ever taken apart and put together again. The
+functions here run in the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+
+from anabranch.state.groups import group_of
+from anabranch.state.hashing import hash_keys
+
+TARGET, PLACE, ROWS = "__target", "__place", "__rows"
+PACKED = StructType(
+    [
+        StructField(TARGET, IntegerType()),
+        StructField(PLACE, LongType()),
+        StructField(ROWS, BinaryType()),
+    ]
+)
+"""The partition that rows go to, their place in the order of the source, and the rows."""
+
+PLACE_BITS = 33
+"""As in Spark's own row numbers: the sender above, the number at the sender below."""
+
+_ARROW = pa.schema([(TARGET, pa.int32()), (PLACE, pa.int64()), (ROWS, pa.binary())])
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 262_144, 1 << 23
+
+Batches = Iterator[pa.RecordBatch]
+Targets = npt.NDArray[np.int32]
+"""The target of every key group; -1: its rows are not wanted."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Rows of one schema, divided by their keys."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+
+    def divided(self, targets: Targets, batches: Batches) -> Batches:
+        """Rows, packed for the targets of their keys, in the order in which they came."""
+        place = TaskContext.get().partitionId() << PLACE_BITS  # type: ignore[union-attr]
+        waiting: dict[int, list[pa.RecordBatch]] = {}
+        for batch in batches:
+            for target, rows in self._parts(targets, batch):
+                parts = waiting.setdefault(target, [])
+                parts.append(rows)
+                if _full(parts):
+                    yield _row(target, place, waiting.pop(target))
+                    place += 1
+        for target, parts in waiting.items():
+            yield _row(target, place, parts)
+            place += 1
+
+    def divided_again(self, targets: Targets, packed: Batches) -> Batches:
+        """Packed rows, packed for other targets; every row keeps its place."""
+        for place, rows in self._opened(packed):
+            for target, part in self._parts(targets, rows):
+                yield _row(target, place, [part])
+
+    def as_from(self, senders: Sequence[int], batches: Batches) -> Batches:
+        """Rows, packed for no target yet, as if partition i had been sent by ``senders[i]``."""
+        number = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        place = senders[number] << PLACE_BITS
+        for batch in batches:
+            if batch.num_rows:
+                yield _row(0, place, [batch.cast(self.schema)])
+                place += 1
+
+    def unpacked(self, packed: Batches, *, ordered: bool) -> Batches:
+        """The rows again; ``ordered``: in the order of the source."""
+        opened = self._opened(packed)
+        for _, rows in sorted(opened, key=lambda each: each[0]) if ordered else opened:
+            yield rows
+
+    def _opened(self, packed: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch in packed:
+            places = batch.column(PLACE).to_pylist()
+            for place, value in zip(places, batch.column(ROWS), strict=True):
+                yield place, pa.ipc.read_record_batch(value.as_buffer(), self.schema)
+
+    def _parts(
+        self, targets: Targets, batch: pa.RecordBatch
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if batch.num_rows == 0:
+            return
+        if not batch.schema.equals(self.schema, check_metadata=False):
+            batch = batch.cast(self.schema)
+        columns = [batch.column(name) for name in self.keys]
+        groups = group_of(hash_keys(columns, batch.num_rows), len(targets))
+        wanted = targets[groups]
+        counts = np.bincount(wanted + 1)
+        if counts.max() == batch.num_rows:
+            if wanted[0] >= 0:
+                yield int(wanted[0]), batch
+            return
+        # Few targets, so the sort is a pass or two over small numbers.
+        order = np.argsort(wanted.astype(np.int16), kind="stable")
+        sorted_ = batch.take(pa.array(order))
+        start = int(counts[0])
+        for target, count in enumerate(counts[1:].tolist()):
+            if count:
+                yield target, sorted_.slice(start, count)
+            start += count
+
+
+def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
+    """The rows in the values of a column, each a stream of Arrow's own format."""
+    for batch in batches:
+        for value in batch.column(column):
+            if not value.is_valid:
+                continue
+            with pa.ipc.open_stream(value.as_buffer()) as reader:
+                if not reader.schema.equals(schema, check_metadata=False):
+                    raise ValueError(
+                        f"a value of column {column!r} has rows of the schema\n{reader.schema}\n"
+                        f"but unpack() was promised\n{schema}"
+                    )
+                yield from (rows for rows in reader if rows.num_rows)
+
+
+def _full(parts: list[pa.RecordBatch]) -> bool:
+    rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
+    return bool(rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE)
+
+
+def _row(target: int, place: int, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+    data = whole.serialize()
+    offsets = pa.py_buffer(np.array([0, data.size], np.int32).tobytes())
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data])
+    columns = [pa.array([target], pa.int32()), pa.array([place], pa.int64()), value]
+    return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
