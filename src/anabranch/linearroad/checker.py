@@ -79,20 +79,15 @@ class _Pair:
 
     def __init__(self, kind: Answer, given: dict[str, Array], right: dict[str, Array]) -> None:
         self.kind = kind
-        order = np.argsort(_identity(right, kind), kind="stable")
-        self.given = given
-        self.right = {name: column[order] for name, column in right.items()}
-        ours, theirs = _identity(self.right, kind), _identity(given, kind)
+        self.given, theirs = _sorted(given, kind)
+        self.right, ours = _sorted(right, kind)
         at = np.minimum(np.searchsorted(ours, theirs), max(len(ours) - 1, 0))
         self.known = ours[at] == theirs if len(ours) else np.zeros(len(theirs), bool)
         self.at = np.where(self.known, at, 0)
         """Where the right answer to each given one is, if it is known."""
-        times = np.bincount(at[self.known], minlength=len(ours))
-        self.missing = times == 0
+        self.missing = np.bincount(at[self.known], minlength=len(ours)) == 0
         self.extra = ~self.known
-        first = np.zeros(len(theirs), bool)
-        first[np.unique(theirs, return_index=True)[1]] = True
-        self.duplicate = self.known & ~first
+        self.duplicate = self.known & (theirs == np.concatenate([[_NULL], theirs])[:-1])
 
     def delays(self) -> Array:
         """Seconds from what was asked to its answer; not a number where nobody can tell."""
@@ -194,6 +189,13 @@ def _of(answers: pa.Table, kind: Answer) -> dict[str, Array]:
     }
     columns["Emit"] = pc.fill_null(rows["Emit"].cast(pa.float64()), np.nan).to_numpy()
     return columns
+
+
+def _sorted(columns: dict[str, Array], kind: Answer) -> tuple[dict[str, Array], Array]:
+    """The columns in the order of what identifies the answers, and that."""
+    identity = _identity(columns, kind)
+    order = np.argsort(identity, kind="stable")
+    return {name: column[order] for name, column in columns.items()}, identity[order]
 
 
 def _identity(columns: dict[str, Array], kind: Answer) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fractions import Fraction
 from itertools import groupby
 from typing import NamedTuple
@@ -158,10 +158,18 @@ def observe(rows: pa.Table) -> Minutes:
                         minutes.accidents.add((key, m))
                 there.append(report)
         for key, vehicles in speeds.items():
-            means = [Fraction(sum(spds), len(spds)) for spds in vehicles.values()]
-            minutes.vehicles[key, m] = len(means)
-            minutes.average[key, m] = sum(means, Fraction(0)) / len(means)
+            minutes.vehicles[key, m] = len(vehicles)
+            minutes.average[key, m] = _mean_of_means(vehicles.values())
     return minutes
+
+
+def _mean_of_means(groups: Collection[list[int]]) -> Fraction:
+    """The mean of the means of some groups, exactly."""
+    sums: dict[int, int] = defaultdict(int)
+    for group in groups:
+        sums[len(group)] += sum(group)
+    # Groups of equal size are added up before they are divided: fractions are slow.
+    return sum((Fraction(total, n) for n, total in sums.items()), Fraction(0)) / len(groups)
 
 
 def _place(report: Report) -> tuple[int, int, int, int]:
@@ -211,16 +219,19 @@ def _expenditures(rows: pa.Table, history: pa.Table) -> Iterator[dict[str, int]]
 
 
 class _Columns:
-    """Rows that become a table; those at hand are put into Arrow now and then, to save memory."""
+    """Rows that become a table; what is at hand is put into Arrow now and then, to save memory."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._rows: list[dict[str, int]] = []
+        self._columns: dict[str, list[int | None]] = {name: [] for name in schema.names}
+        self._rows = 0
         self._tables = [schema.empty_table()]
 
     def add(self, **row: int) -> None:
-        self._rows.append(row)
-        if len(self._rows) == 100_000:
+        for name, column in self._columns.items():
+            column.append(row.get(name))
+        self._rows += 1
+        if self._rows % 100_000 == 0:
             self._flush()
 
     def table(self) -> pa.Table:
@@ -228,5 +239,6 @@ class _Columns:
         return pa.concat_tables(self._tables)
 
     def _flush(self) -> None:
-        self._tables.append(pa.Table.from_pylist(self._rows, self._schema))
-        self._rows = []
+        self._tables.append(pa.table(self._columns, schema=self._schema))
+        for column in self._columns.values():
+            column.clear()
