@@ -124,6 +124,12 @@ def test_the_charge_is_what_was_told_on_entering_not_what_is_true_now() -> None:
     assert told.charged == [(1, 150, 8)]
 
 
+def test_every_segment_charges_what_was_told_on_entering_it() -> None:
+    rows = crowd(52, 1, 5) + crowd(53, 1, 6) + crowd(54, 2, 7)
+    told = tell(rows, drive(1, 60, [5, 6, 7, 7, 8]))
+    assert told.charged == [(1, 90, 8), (1, 120, 18), (1, 180, 32)]
+
+
 def test_the_last_segment_of_a_trip_is_never_charged() -> None:
     rows = crowd(52, 1, 5) + crowd(52, 1, 6)
     told = tell(rows, drive(1, 60, [5, 6]), drive(1, 300, [7, 8]), balance(400, 1))

@@ -31,7 +31,7 @@ _USED = {
     Row.TRAVEL_TIME: {"XWay", "QID", "Sinit", "Send", "DOW", "TOD"},
 }
 _ALWAYS = {"Type", "Time", "VID"}
-_LONGEST_PAUSE_OF_NONE = 60
+_PAUSE = 60  # seconds; between two trips there are more
 
 
 def guarantees(rows: pa.Table, *, whole: bool = True) -> list[str]:
@@ -102,7 +102,7 @@ def _trips(columns: dict[str, Array], must_not: Callable[..., None], whole: bool
     must_not("a vehicle reports twice in a second", same & (gap == 0), later)
     must_not(
         "reports are neither 30 s nor more than 60 s apart",
-        same & (gap > 0) & (gap != REPORT_EVERY) & (gap <= _LONGEST_PAUSE_OF_NONE),
+        same & (gap > 0) & (gap != REPORT_EVERY) & (gap <= _PAUSE),
         later,
     )
     must_not("XWay or Dir changes on a trip", goes_on & (np.diff(road) != 0), later)
