@@ -14,6 +14,8 @@ from cluster import runs
 FAULTS = int(os.environ.get("FAULTS", "2"))
 FILES = 24 if FAULTS > 2 else 10
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
+_MOST = 8
+"""Faults in one round."""
 OPERATORS = ("users", "cities", "sizes")
 
 
@@ -47,7 +49,7 @@ def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
     runs.run(source, tmp_path / "undisturbed", nodes=0)
     done = rounds = 0
     while done < FAULTS:
-        acts, faults = plan_of(chance, min(6, FAULTS - done))
+        acts, faults = plan_of(chance, min(_MOST, FAULTS - done))
         work = tmp_path / f"round-{rounds}"
         backup = chance.choice(["files", "upstream"])
         seconds = chance.choice([0.3, 1.0, 30.0])

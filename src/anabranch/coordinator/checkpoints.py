@@ -6,9 +6,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest, Part
 from anabranch.checkpointing.policy import Checkpointing, Situation
@@ -19,6 +20,8 @@ from anabranch.coordinator.tables import Tables
 from anabranch.spark.task import CaptureOrder
 from anabranch.state.capture import CheckpointSchema
 from anabranch.units import NO_VERSION, Version
+
+T = TypeVar("T")
 
 _log = logging.getLogger("anabranch")
 _LONGEST_CHAIN = 10
@@ -59,6 +62,7 @@ class Checkpoints:
         self._batches = 0
         self._forced = False
         self._busy = threading.Event()
+        self._hurry = threading.Event()
         self._stored = NO_VERSION
         self.failure: Exception | None = None
         self._queue: queue.SimpleQueue[Taken | None] = queue.SimpleQueue()
@@ -122,6 +126,14 @@ class Checkpoints:
             time.sleep(0.005)
         return True
 
+    def settle(self) -> None:
+        """Have nothing on its way any more, soon: what fails now is not tried again."""
+        self._hurry.set()
+        try:
+            self.wait()
+        finally:
+            self._hurry.clear()
+
     def close(self) -> None:
         """Finish what is on its way and end the thread."""
         self._queue.put(None)
@@ -141,7 +153,7 @@ class Checkpoints:
         with self._events.timed("checkpoint", version=taken.commit.version) as details:
             parts = {
                 name: [
-                    again(partial(self._tables.store, name, instance, file))
+                    self._again(partial(self._tables.store, name, instance, file))
                     for instance, file in files.items()
                 ]
                 for name, files in taken.files.items()
@@ -163,9 +175,12 @@ class Checkpoints:
             for name, new in parts.items()
         }
         manifest = Manifest(commit.version, operators, {"times": commit.times})
-        again(lambda: self.manifests.put(manifest))
+        self._again(lambda: self.manifests.put(manifest))
         self._stored = commit.version
-        again(lambda: self.manifests.prune(retain=self._retain))
+        self._again(lambda: self.manifests.prune(retain=self._retain))
+
+    def _again(self, operation: Callable[[], T]) -> T:
+        return again(operation, self._hurry)
 
     def _shorten(self, commit: Commit) -> None:
         """Merge a long chain of changes into full files, so that a restore stays short."""
@@ -181,7 +196,9 @@ class Checkpoints:
             operator = manifest.operators[name]
             for instance, chain in of.items():
                 saved = replace(operator, parts=tuple(chain))
-                parts[name].append(again(partial(self._tables.shorten, name, instance, saved)))
+                parts[name].append(
+                    self._again(partial(self._tables.shorten, name, instance, saved))
+                )
         self._publish(commit, parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from anabranch.backup.store import BackupStore
-from anabranch.errors import QueryFailed, StoreError
+from anabranch.errors import DidNotHappen, QueryFailed, StoreError
 from anabranch.nodes.client import NodeStore
 from anabranch.nodes.remote import RemoteBench
 from anabranch.nodes.root import StateRoot
@@ -28,6 +29,8 @@ _log = logging.getLogger("anabranch")
 _LIMIT = 1 << 36
 _LONGEST_CALL = 600.0
 _PING_SECONDS = 3.0
+_TRUSTED_SECONDS = 2.0
+"""Who has just answered is not asked again: what it is wanted for would fail, and be retried."""
 _TRIES = 3
 _ANSWER = "host string, address string"
 
@@ -55,6 +58,7 @@ class Cluster:
         self._tls = tls
         self._trusted = None if tls is None else tls.trusted()
         self._agents: dict[str, NodeStore] = {}
+        self._answered: dict[str, float] = {}
         self._starting = threading.RLock()
 
     def alive(self) -> frozenset[str]:
@@ -81,16 +85,23 @@ class Cluster:
 
     def prepare(self, hosts: Sequence[str]) -> None:
         """Have an agent on each of these nodes."""
+        # Those that are there need not wait until others are started.
+        hosts = [host for host in hosts if not self._answers(host)]
+        if not hosts:
+            return
         with self._starting:
             for _ in range(_TRIES):
                 missing = [host for host in hosts if not self._answers(host)]
                 if not missing:
                     return
+                if gone := sorted(set(missing) - self.alive()):
+                    raise DidNotHappen(f"no executor is left on {', '.join(gone)}")
                 self._start(missing)
             raise QueryFailed(f"no agent could be started on {missing}: see agent.log there")
 
     def forget(self, host: str) -> None:
         """A node is gone."""
+        self._answered.pop(host, None)
         agent = self._agents.pop(host, None)
         if agent is not None:
             agent.close()
@@ -112,12 +123,15 @@ class Cluster:
         agent = self._agents.get(host)
         if agent is None:
             return False
+        if time.monotonic() - self._answered.get(host, -_TRUSTED_SECONDS) < _TRUSTED_SECONDS:
+            return True
         try:
             with self._node(agent.address, _PING_SECONDS) as asked:
                 asked.call("ping")
         except StoreError:
             self.forget(host)
             return False
+        self._answered[host] = time.monotonic()
         return True
 
     def _start(self, hosts: Sequence[str]) -> None:

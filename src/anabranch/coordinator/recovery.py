@@ -121,7 +121,7 @@ class Recovery:
         described = {name: list(instances) for name, instances in lost.items()}
         with running.events.timed("recovery", lost=described) as details:
             # What is on its way may be newer than anything stored.
-            running.checkpoints.wait()
+            running.checkpoints.settle()
             lost = self._unfinished = self._divide(lost)
             self._place(alive)
             start = self._restore(lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,11 +13,15 @@ T = TypeVar("T")
 _PAUSES = (0.1, 1.0, 5.0)
 
 
-def again(operation: Callable[[], T]) -> T:
-    """Run an operation that may be repeated, a few times with growing pauses if the store fails."""
+def again(operation: Callable[[], T], hurry: threading.Event) -> T:
+    """Run an operation that may be repeated, a few times with growing pauses if the store fails.
+
+    There are no pauses and no repeats once ``hurry`` is set.
+    """
     for pause in _PAUSES:
         try:
             return operation()
         except StoreError:
-            time.sleep(pause)
+            if hurry.wait(pause):
+                raise
     return operation()
