@@ -3,7 +3,7 @@
 Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
 "seconds": 0.5, "acts": {"5": ["kill 0", "scale users 3"]}}. What is under a number is done after
 that batch was committed: ``kill N ...`` the N-th node in use, and others with it, ``kill all``,
-``executor N``, ``agent N``, ``add``,
+``executor N``, ``agent N``, ``add``, ``retire`` an idle executor, ``wait N`` for N nodes,
 ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
 while batches run. Results are in WORK/out and WORK/state.
 """
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -96,9 +97,14 @@ class Acts:
             self.query.checkpoint()
         elif what == "add":
             host = self.cluster.add()
-            deadline = time.monotonic() + 60
-            while host not in self.query.nodes and time.monotonic() < deadline:
-                time.sleep(0.05)
+            self._await(lambda: host in self.query.nodes)
+        elif what == "retire":
+            idle = [host for host, has in self.query.nodes.items() if not has]
+            before = len(self.query.nodes)
+            self._retire(idle[0])
+            self._await(lambda: len(self.query.nodes) < before)
+        elif what == "wait":
+            self._await(lambda: len(self.query.nodes) == int(how[0]))
         else:
             used = [host for host, has in self.query.nodes.items() if has]
             chosen = {used[int(n) % len(used)] for n in how} if how != ("all",) else set(used)
@@ -109,6 +115,22 @@ class Acts:
             }[what]
             for host in sorted(chosen):
                 fault(host)
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the nodes are {self.query.nodes}")
+            time.sleep(0.05)
+
+    def _retire(self, host: str) -> None:
+        """Have the cluster manager take an executor back, as it may do with one that is idle."""
+        context = self.query._spark.sparkContext._jsc.sc()
+        executors = context.statusStore().executorList(True)
+        for at in range(executors.size()):
+            executor = executors.apply(at)
+            if executor.hostPort().startswith(f"{host}:"):
+                context.killExecutor(executor.id())
 
     def _kill_agent(self, host: str) -> None:
         agents = self.query._running.cluster._agents
@@ -142,6 +164,7 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
         checkpointing=ab.Periodic(plan.get("seconds", 0.5)),
         backup=backup,
         instances=plan.get("instances", 2),
+        placement=ab.Even(pool=plan.get("pool", 0)),
         movement=ab.FromCheckpoint(plan.get("parallelism", 1)),
         tls=ab.Tls(*plan["tls"]) if "tls" in plan else None,
     )

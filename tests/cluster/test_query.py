@@ -1,6 +1,7 @@
 """Queries on a real cluster whose nodes are killed: the result is that of an undisturbed run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,10 @@ def undisturbed(source: Path) -> dict[bool, Path]:
         works[ordered] = source.parent / f"undisturbed-{ordered}"
         runs.run(source, works[ordered], nodes=0, ordered=ordered)
     return works
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["kind"] for event in events]
 
 
 def test_a_node_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
@@ -51,9 +56,8 @@ def test_lost_groups_are_recovered_over_two_nodes(
         source, tmp_path / "work", nodes=3, seconds=30, acts=acts, parallelism=2, backup="upstream"
     )
     runs.same(tmp_path / "work", undisturbed[False])
-    kinds = [event["kind"] for event in events]
-    assert "recovery" in kinds
-    assert "scale" in kinds, "nothing was moved to the new node"
+    assert "recovery" in kinds(events)
+    assert "scale" in kinds(events), "nothing was moved to the new node"
 
 
 def test_the_driver_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
@@ -62,3 +66,44 @@ def test_the_driver_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_p
         runs.kill_after(source, tmp_path / "work", "committed 6", **plan)
         runs.run(source, tmp_path / "work", **plan)
     runs.same(tmp_path / "work", undisturbed[True])
+
+
+def test_agents_and_executors_are_killed(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    acts = {"3": ["agent 0"], "5": ["~agent 1"], "7": ["executor 1"]}
+    plan = {"nodes": 3, "ordered": True, "acts": acts, "backup": "upstream"}
+    events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[True])
+    # An agent that is gone alone is no loss of state.
+    assert kinds(events).count("failure") <= 1
+
+
+@pytest.mark.parametrize("killed", ["0 1", "all"])
+def test_several_nodes_are_killed_at_once(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path, killed: str
+) -> None:
+    acts = {"5": [f"kill {killed}", "~add", "~add"]}
+    plan = {"nodes": 3, "instances": 2, "ordered": True, "seconds": 3, "acts": acts}
+    events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[True])
+    assert kinds(events).count("failure") >= 2
+
+
+def test_nodes_die_while_an_operator_is_scaled_and_during_a_checkpoint(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    acts = {
+        "3": ["~scale users 4", "~kill 1", "~add"],
+        "7": ["~checkpoint", "~kill 0", "~add"],
+    }
+    events = runs.run(source, tmp_path / "work", nodes=3, acts=acts)
+    runs.same(tmp_path / "work", undisturbed[False])
+    assert "scale" in kinds(events)
+
+
+def test_the_pool_is_refilled(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
+    plan = {"nodes": 3, "instances": 1, "pool": 2, "acts": {"2": ["retire"], "5": ["wait 3"]}}
+    events = runs.run(source, tmp_path / "work", **plan)
+    assert [event["missing"] for event in events if event["kind"] == "pool short"] == [1]
+    assert all(event["asked"] for event in events if event["kind"] == "pool short")

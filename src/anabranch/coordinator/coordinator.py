@@ -24,7 +24,7 @@ from anabranch.coordinator.recovery import Recovery
 from anabranch.coordinator.replay import Buffers
 from anabranch.coordinator.routers import packing_of, router_of
 from anabranch.coordinator.scaling import Scaling
-from anabranch.coordinator.sentinel import Sentinel
+from anabranch.coordinator.sentinel import watching
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import AnabranchError, QueryFailed, StateMissing, StoreError
 from anabranch.movement.policy import FromCheckpoint
@@ -107,14 +107,13 @@ class Coordinator:
         self.stopping = False
         self.failure: AnabranchError | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
+        self._context = spark.sparkContext
         self._reports = Reports(spark.sparkContext)
         self._first = True
         self._tuned: SparkSession | None = None
         self.routers: dict[Stateful, Router | PackedRouter] = {}
         self.reroute()
         self._recovery = Recovery(self)
-        cluster = running.cluster
-        self._sentinel = None if cluster is None else Sentinel(spark, running.query, cluster.alive)
         self.scaling = Scaling(self)
         self._narrow = all(
             is_fixed(field.type) for bound in running.bounds.values() for field in bound.input
@@ -205,17 +204,13 @@ class Coordinator:
                 frames.release()
         raise AssertionError("the last attempt returns or raises")
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Jobs that are started in this block end with any node that has an instance."""
-        if self._sentinel is None:
+    def watching(self, tables: Tables | None = None) -> AbstractContextManager[None]:
+        """Jobs that are started in this block end with any node that has one of the tables."""
+        if self.running.cluster is None:
             return nullcontext()
-        placement = self.running.tables.placement
-        return self._sentinel.watching({host for hosts in placement.values() for host in hosts})
-
-    def close(self) -> None:
-        """Let go of what runs beside the batches."""
-        if self._sentinel is not None:
-            self._sentinel.close()
+        placement = (tables or self.running.tables).placement
+        needed = {host for hosts in placement.values() for host in hosts}
+        return watching(self._context, self.running.cluster.alive, needed)
 
     def _healed(self, *, thorough: bool, last: bool) -> bool:
         """Whether nothing is lost any more; not so if another node went during a recovery."""

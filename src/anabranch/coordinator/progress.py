@@ -20,7 +20,12 @@ class InstanceProgress:
     state_rows: int
     state_bytes: int
     seconds: float
+    """From the first to the last of what it did for the batch."""
     cpu_seconds: float
+    """Of the Python process; what Spark's own code takes is not in it."""
+    queue_seconds: float
+    """How long the batch had been planned before the instance began with it. If nodes' clocks
+    differ, this is off by as much."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,13 @@ def operator_progress(
         name,
         tuple(
             InstanceProgress(
-                r.instance, r.rows, r.state_rows, r.state_bytes, r.seconds, r.cpu_seconds
+                r.instance,
+                r.rows,
+                r.state_rows,
+                r.state_bytes,
+                r.seconds,
+                r.cpu_seconds,
+                r.queued,
             )
             for r in instances
         ),

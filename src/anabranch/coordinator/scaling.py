@@ -211,7 +211,8 @@ class Scaling:
             running.next_fence(),
             coordinator.reports,
         )
-        replay.run(version)
+        with coordinator.watching(tables):
+            replay.run(version)
 
     def _switch(self, operator: str, after: Routing, tables: Tables) -> None:
         """From the next batch on rows go to the new instances."""

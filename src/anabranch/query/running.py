@@ -32,6 +32,7 @@ from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
+from anabranch.spark import quiet
 from anabranch.spark.session import quick_logs
 from anabranch.spark.sinks.simple import MemorySink
 from anabranch.spark.sources import combine
@@ -279,7 +280,8 @@ class RunningQuery:
         """
         with self._coordinator.turn:
             self._coordinator.stopping = True
-        self.spark_query.stop()
+        with quiet.stopping(self._spark):
+            self.spark_query.stop()
         self._supervisor.join()
 
     def _recover(self, before: Any) -> None:
@@ -359,7 +361,6 @@ class RunningQuery:
         except AnabranchError as error:
             _log.warning("the state of version %s was not saved: %s", self.version, error)
         finally:
-            self._coordinator.close()
             running.checkpoints.close()
             if running.cluster is not None:
                 running.cluster.close()

@@ -24,6 +24,8 @@ class Report:
     state_bytes: int
     seconds: float
     cpu_seconds: float
+    queued: float
+    """Seconds from the planning of the batch until the instance began with it."""
     times: tuple[int | None, ...]
     """The latest event time seen on each input, in microseconds, for the watermark."""
     captured: str | None = None

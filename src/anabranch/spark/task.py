@@ -81,6 +81,7 @@ class OperatorTask:
         """Run the batch. State is changed for good only if the iterator is exhausted."""
         partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
         started, cpu = time.perf_counter(), time.process_time()
+        queued = max(0.0, time.time() - self.batch_time / 1e6)
         instance = self.instances[partition]
         root = self._root(partition)
         table = _opened(root / TABLES / self.tables / str(instance), self.layout)
@@ -112,6 +113,7 @@ class OperatorTask:
                 table.bytes,
                 time.perf_counter() - started,
                 time.process_time() - cpu,
+                queued,
                 tuple(times),
                 captured,
             )
