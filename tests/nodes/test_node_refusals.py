@@ -5,8 +5,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,15 @@ from anabranch.nodes import AgentAddress, NodeStore, Refused, Secret, Signer
 from anabranch.nodes.chunks import CHUNK, SCHEMA, split
 from anabranch.nodes.failures import from_flight
 from anabranch.nodes.server import LARGEST_BACKUP
+
+
+class Asking(Signer):
+    """Signs requests to the agent of the test."""
+
+    address = ""
+
+    def sign(self, request: Mapping[str, Any], to: str = "") -> bytes:
+        return super().sign(request, to or self.address)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +51,7 @@ def _serves_afterwards(node: NodeStore, home: Path, secret: Secret) -> Iterator[
 
 @pytest.fixture
 def client(agent: AgentAddress) -> Iterator[flight.FlightClient]:
+    Asking.address = str(agent)
     with flight.connect(f"grpc+tcp://{agent}") as connection:
         yield connection
 
@@ -130,12 +141,19 @@ def test_another_secret(agent: AgentAddress) -> None:
                 ask()
 
 
+def test_a_request_to_another_node(client: flight.FlightClient, secret: Secret) -> None:
+    for address in ("", "127.0.0.1:1"):
+        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
+            call(client, Signer(secret).sign({"op": "ping"}, address))
+        assert "meant for" in reason(raised)
+
+
 def test_a_request_sent_twice(client: flight.FlightClient, secret: Secret) -> None:
-    read = Signer(secret).sign({"op": "get", "name": "kept"})
+    read = Asking(secret).sign({"op": "get", "name": "kept"})
     assert get(client, read) == b"kept"
-    asked = Signer(secret).sign({"op": "ping"})
+    asked = Asking(secret).sign({"op": "ping"})
     call(client, asked)
-    stored = Signer(secret).sign(declared(b"kept", name="kept"))
+    stored = Asking(secret).sign(declared(b"kept", name="kept"))
     put(client, stored, batches(b"kept"))
     for again in (lambda: get(client, read), lambda: call(client, asked),
                   lambda: put(client, stored, batches(b"kept"))):  # fmt: skip
@@ -148,14 +166,14 @@ def test_a_request_sent_twice(client: flight.FlightClient, secret: Secret) -> No
 def test_a_request_of_another_time(
     client: flight.FlightClient, secret: Secret, age: float, why: str
 ) -> None:
-    signed = Signer(secret, lambda: time.time() - age).sign({"op": "get", "name": "kept"})
+    signed = Asking(secret, lambda: time.time() - age).sign({"op": "get", "name": "kept"})
     with pytest.raises(flight.FlightUnauthenticatedError) as raised:
         get(client, signed)
     assert why in reason(raised)
 
 
 def test_a_request_for_another_call(client: flight.FlightClient, secret: Secret) -> None:
-    size, read = (Signer(secret).sign({"op": op, "name": "kept"}) for op in ("size", "get"))
+    size, read = (Asking(secret).sign({"op": op, "name": "kept"}) for op in ("size", "get"))
     for ask in (lambda: get(client, size), lambda: put(client, read, batches(b"x"))):
         with pytest.raises(flight.FlightUnauthenticatedError) as raised:
             ask()
@@ -166,7 +184,7 @@ def test_a_request_for_another_call(client: flight.FlightClient, secret: Secret)
 def test_an_impossible_declaration(
     client: flight.FlightClient, secret: Secret, size: object
 ) -> None:
-    command = Signer(secret).sign(declared(b"x", bytes=size))
+    command = Asking(secret).sign(declared(b"x", bytes=size))
     with pytest.raises(flight.FlightUnauthenticatedError) as raised:
         put(client, command, batches(b"x"))
     assert str(LARGEST_BACKUP) in reason(raised)
@@ -174,24 +192,24 @@ def test_an_impossible_declaration(
 
 @pytest.mark.parametrize("size", [1, 100, CHUNK])
 def test_more_bytes_than_declared(client: flight.FlightClient, secret: Secret, size: int) -> None:
-    command = Signer(secret).sign(declared(b"x" * size))
+    command = Asking(secret).sign(declared(b"x" * size))
     with pytest.raises(flight.FlightServerError) as raised:
         put(client, command, batches(b"x" * (size + 1)))
     assert f"more bytes than the {size}" in reason(raised)
     endless = batches(b"x" * CHUNK) * 200
     with pytest.raises(flight.FlightServerError):
-        put(client, Signer(secret).sign(declared(b"x" * size)), endless)
+        put(client, Asking(secret).sign(declared(b"x" * size)), endless)
 
 
 def test_fewer_bytes_than_declared(client: flight.FlightClient, secret: Secret) -> None:
     with pytest.raises(flight.FlightServerError) as raised:
-        put(client, Signer(secret).sign(declared(b"xyz")), batches(b"xy"))
+        put(client, Asking(secret).sign(declared(b"xyz")), batches(b"xy"))
     assert "only 2 of 3" in reason(raised)
 
 
 def test_a_wrong_checksum(client: flight.FlightClient, secret: Secret) -> None:
     with pytest.raises(flight.FlightServerError) as raised:
-        put(client, Signer(secret).sign(declared(b"xyz")), batches(b"xyZ"))
+        put(client, Asking(secret).sign(declared(b"xyz")), batches(b"xyZ"))
     assert "checksum" in reason(raised)
 
 
@@ -201,7 +219,7 @@ def test_streams_of_something_else(client: flight.FlightClient, secret: Secret) 
     null = pa.record_batch([pa.array([None], pa.binary())], schema=SCHEMA)
     for batch in (numbers, two, null):
         with pytest.raises(flight.FlightServerError) as raised:
-            put(client, Signer(secret).sign(declared(b"xy")), [batch], batch.schema)
+            put(client, Asking(secret).sign(declared(b"xy")), [batch], batch.schema)
         assert reason(raised)
 
 
@@ -211,7 +229,7 @@ def test_a_chunk_that_points_beyond_its_bytes(client: flight.FlightClient, secre
     column = pa.Array.from_buffers(pa.binary(), 1, buffers)
     batch = pa.RecordBatch.from_arrays([column], schema=SCHEMA)
     offsets[1] = 1 << 30
-    command = Signer(secret).sign(declared(b"x", bytes=1 << 20))
+    command = Asking(secret).sign(declared(b"x", bytes=1 << 20))
     with pytest.raises(flight.FlightServerError) as raised:
         put(client, command, [batch])
     assert "malformed" in reason(raised)
@@ -219,7 +237,7 @@ def test_a_chunk_that_points_beyond_its_bytes(client: flight.FlightClient, secre
 
 @pytest.mark.parametrize("name", ["", "../x", "/etc/passwd", ".partial/x", None, 1])
 def test_bad_names(client: flight.FlightClient, secret: Secret, name: object) -> None:
-    signer = Signer(secret)
+    signer = Asking(secret)
     for ask in (lambda: get(client, signer.sign({"op": "get", "name": name})),
                 lambda: put(client, signer.sign(declared(b"x", name=name)), batches(b"x")),
                 lambda: call(client, signer.sign({"op": "delete", "name": name})),
@@ -232,8 +250,8 @@ def test_bad_names(client: flight.FlightClient, secret: Secret, name: object) ->
 def test_unknown_calls(client: flight.FlightClient, node: NodeStore, secret: Secret) -> None:
     with pytest.raises(Refused, match=r"cannot do 'dance'; it can \['delete', 'echo'"):
         node.call("dance")
-    for ask in (lambda: call(client, Signer(secret).sign({"op": "ping"}), "dance"),
-                lambda: call(client, Signer(secret).sign({})),
+    for ask in (lambda: call(client, Asking(secret).sign({"op": "ping"}), "dance"),
+                lambda: call(client, Asking(secret).sign({})),
                 lambda: list(client.list_flights()), lambda: list(client.list_actions()),
                 lambda: client.get_flight_info(flight.FlightDescriptor.for_path("a"))):  # fmt: skip
         with pytest.raises(flight.FlightUnauthenticatedError) as raised:
@@ -257,7 +275,7 @@ for batch in list(split(pa.py_buffer(bytes(8 << 20))))[:5]:
     writer.write_batch(batch)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    command = Signer(secret).sign(declared(bytes(8 << 20)))
+    command = Asking(secret).sign(declared(bytes(8 << 20)))
     before = node.call("ping")["failures"].get("DidNotHappen", 0)
     killed = subprocess.run(
         [sys.executable, "-c", program, f"grpc+tcp://{agent}"],

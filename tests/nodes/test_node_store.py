@@ -250,7 +250,9 @@ def test_a_store_connects_anew(start: Starter, secret: Secret, tmp_path: Path) -
     assert is_gone(address.pid)
     with pytest.raises(DidNotHappen):
         node.list()
-    server = Agent(f"grpc+tcp://{address}", Vault(tmp_path / "two", 100), Verifier(secret), {})
+    verifier = Verifier(secret)
+    verifier.address = str(address)
+    server = Agent(f"grpc+tcp://{address}", Vault(tmp_path / "two", 100), verifier, {})
     try:
         assert list(node.list()) == []
         with pytest.raises(CheckpointNotFound):

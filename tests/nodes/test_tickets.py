@@ -38,7 +38,7 @@ def clock() -> Clock:
 def test_any_request_comes_through(request_: dict[str, object]) -> None:
     data = Signer(SECRET).sign(request_)
     assert Verifier(SECRET).verify(data) == request_
-    assert set(json.loads(data)) == {"mac", "nonce", "request", "time"}
+    assert set(json.loads(data)) == {"mac", "nonce", "request", "time", "to"}
 
 
 @given(REQUESTS, st.data())

@@ -85,15 +85,19 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
 
 def _listen(config: Config, vault: Vault, done: threading.Event) -> Agent:
     actions = load_actions(config.actions, config.context, vault)
+    verifier = Verifier(Secret.from_hex(config.secret))
     try:
-        return Agent(
+        agent = Agent(
             location(config.host, config.port, tls=config.tls_cert is not None),
             vault,
-            Verifier(Secret.from_hex(config.secret)),
+            verifier,
             actions,
             tls=_tls(config),
             stopping=done,
         )
+        # Nobody knows the port before it is told.
+        verifier.address = join(config.host, agent.port)
+        return agent
     except pa.ArrowException as error:
         raise PlanError(
             f"cannot listen at {config.host} port {config.port}: {error}; give an address of this "

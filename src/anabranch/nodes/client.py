@@ -73,7 +73,9 @@ class NodeStore:
         }
         sending = _Sending()
         with self._connected(f"put {name}", lambda: sending.lost) as client:
-            descriptor = flight.FlightDescriptor.for_command(self._signer.sign(request))
+            descriptor = flight.FlightDescriptor.for_command(
+                self._signer.sign(request, self.address)
+            )
             writer, answers = client.do_put(descriptor, chunks.SCHEMA, self._options())
             sending.send(writer, answers, buffer)
 
@@ -81,7 +83,9 @@ class NodeStore:
         """See :meth:`anabranch.backup.BackupStore.get`."""
         request = {"op": "get", "name": check_name(name)}
         with self._connected(f"get {name}", lambda: DidNotHappen) as client:
-            reader = client.do_get(flight.Ticket(self._signer.sign(request)), self._options())
+            reader = client.do_get(
+                flight.Ticket(self._signer.sign(request, self.address)), self._options()
+            )
             what = f"get {name} from node {self.address}"
             gathering = chunks.Gathering(chunks.size_in(reader.schema, what), what)
             for chunk in reader:
@@ -105,7 +109,7 @@ class NodeStore:
         """Let the node do something, with these fields in the request; its answer."""
         lost = DidNotHappen if op in _READS else MayHaveHappened
         with self._connected(op, lambda: lost) as client:
-            action = flight.Action(CALL, self._signer.sign({**fields, "op": op}))
+            action = flight.Action(CALL, self._signer.sign({**fields, "op": op}, self.address))
             (result,) = client.do_action(action, self._options())
             answer: dict[str, Any] = json.loads(result.body.to_pybytes())
             return answer

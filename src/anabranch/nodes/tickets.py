@@ -1,8 +1,8 @@
-"""Signed requests: who asks must know the query's secret, and may ask only once.
+"""Signed requests: who asks must know the query's secret, and may ask only once and one node.
 
 A signed request is JSON in canonical form, ``{"mac": ..., "nonce": ..., "request": ...,
-"time": ...}``. The code in ``mac`` covers every byte after it, and is checked before any of them
-is parsed.
+"time": ..., "to": ...}``. The code in ``mac`` covers every byte after it, and is checked before
+any of them is parsed.
 """
 
 from __future__ import annotations
@@ -74,12 +74,16 @@ class Signer:
         self._secret = secret
         self._clock = clock
 
-    def sign(self, request: Mapping[str, Any]) -> bytes:
-        """The request, ready to be sent once; :class:`Refused` if JSON cannot hold it."""
+    def sign(self, request: Mapping[str, Any], to: str = "") -> bytes:
+        """The request, ready to be sent once to the node at an address.
+
+        :class:`Refused` if JSON cannot hold it.
+        """
         envelope = {
             "nonce": os.urandom(_NONCE_BYTES).hex(),
             "request": request,
             "time": self._clock(),
+            "to": to,
         }
         try:
             text = json.dumps(envelope, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -100,6 +104,8 @@ class Verifier:
     def __init__(
         self, secret: Secret, window: float = WINDOW, clock: Callable[[], float] = time.time
     ) -> None:
+        self.address = ""
+        """The address that requests must be meant for."""
         self._secret = secret
         self._window = window
         self._clock = clock
@@ -116,7 +122,9 @@ class Verifier:
             raise Refused("this is not a signed request")
         if not hmac.compare_digest(mac, _mac(self._secret, rest)):
             raise Refused("the request is not signed with the secret of this node's query")
-        nonce, signed_at, request = _parse(b"{" + rest[2:])
+        nonce, signed_at, request, to = _parse(b"{" + rest[2:])
+        if to != self.address:
+            raise Refused(f"the request is meant for the node at {to or 'no address'}")
         self._take(nonce, signed_at)
         return request
 
@@ -157,17 +165,19 @@ def _check_size(size: int) -> None:
         raise Refused(f"the request has {size} bytes; at most {LARGEST_REQUEST} are taken")
 
 
-def _parse(body: bytes) -> tuple[str, float, dict[str, Any]]:
+def _parse(body: bytes) -> tuple[str, float, dict[str, Any], str]:
     try:
         envelope = json.loads(body)
         nonce, signed_at, request = envelope["nonce"], envelope["time"], envelope["request"]
+        to = envelope["to"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"the signed request is malformed: {type(error).__name__}") from error
     if not (
         isinstance(nonce, str)
+        and isinstance(to, str)
         and isinstance(signed_at, int | float)
         and isinstance(request, dict)
         and abs(signed_at) < float("inf")
     ):
-        raise Refused("the signed request is malformed: nonce, time or request is of a wrong type")
-    return nonce, signed_at, request
+        raise Refused("the signed request is malformed: a part of it is of a wrong type")
+    return nonce, signed_at, request, to
