@@ -10,6 +10,7 @@ import click
 from anabranch.cli.bench import bench
 from anabranch.cli.cluster import cluster
 from anabranch.cli.demo import demo
+from anabranch.cli.report import report
 from anabranch.cli.state import state
 from anabranch.errors import AnabranchError
 
@@ -40,3 +41,4 @@ main.add_command(demo)
 main.add_command(state)
 main.add_command(bench)
 main.add_command(cluster)
+main.add_command(report)
