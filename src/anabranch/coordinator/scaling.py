@@ -118,7 +118,7 @@ class Scaling:
         with coordinator.turn:
             hosts = running.tables.placement | {operator: (HERE,) * after.instances}
             if running.committed.version >= 0:
-                running.tables.rescale(operator, before, after)
+                running.tables.rescale(operator, before, after, running.committed.version)
             else:
                 running.tables.placement = hosts
                 running.tables.create(operator, after)
@@ -173,8 +173,9 @@ class Scaling:
             if time.monotonic() > deadline:
                 # There is no batch to take it with.
                 with coordinator.turn:
-                    files = running.tables.capture_all(running.routing)
+                    self._check_running()
                     commit = running.committed
+                    files = running.tables.capture_all(running.routing, commit.version)
                 running.checkpoints.store(Taken(commit, files))
                 return commit.version
             time.sleep(_LOOK_SECONDS)

@@ -241,7 +241,7 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     if in_place and target >= 0 and running.tables.usable(before, target):
         for name, routing in running.routing.items():
             if routing != before[name]:
-                running.tables.rescale(name, before[name], routing)
+                running.tables.rescale(name, before[name], routing, target)
         running.committed = committed
         running.checkpoints.reset(stored, None)
         return None

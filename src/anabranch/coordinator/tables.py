@@ -75,8 +75,8 @@ class Tables:
 
         return [i for i, good in zip(instances, _each(fits, instances), strict=True) if not good]
 
-    def capture(self, operator: str, routing: Routing) -> dict[int, str]:
-        """Write all rows of an operator's tables to files where they are, by instance."""
+    def capture(self, operator: str, routing: Routing, version: Version) -> dict[int, str]:
+        """Write all rows of an operator's tables at a version to files where they are."""
         layout = self._bounds[operator].layout
 
         def taken(instance: int) -> str:
@@ -86,14 +86,17 @@ class Tables:
                 operator,
                 instance,
                 routing.owners[instance],
+                version,
             )
 
         instances = list(range(routing.instances))
         return dict(zip(instances, _each(taken, instances), strict=True))
 
-    def capture_all(self, routing: Mapping[str, Routing]) -> dict[str, dict[int, str]]:
+    def capture_all(
+        self, routing: Mapping[str, Routing], version: Version
+    ) -> dict[str, dict[int, str]]:
         """:meth:`capture` for every operator."""
-        return {name: self.capture(name, of) for name, of in routing.items()}
+        return {name: self.capture(name, of, version) for name, of in routing.items()}
 
     def fetch(self, operator: str, files: Mapping[int, str]) -> list[bytes]:
         """The bytes of capture files, which are removed."""
@@ -107,11 +110,11 @@ class Tables:
         """Merge a chain of stored files of an instance into one, where the instance is."""
         return self._bench(operator, instance).shorten(saved, self._under(operator, instance))
 
-    def rescale(self, operator: str, before: Routing, after: Routing) -> None:
+    def rescale(self, operator: str, before: Routing, after: Routing, version: Version) -> None:
         """Divide an operator's tables on this machine anew; the old ones stay for now."""
         bound, bench = self._bounds[operator], self._bench(operator, 0)
         assert isinstance(bench, Workbench), "tables are rescaled in place on one machine only"
-        files = self.capture(operator, before)
+        files = self.capture(operator, before, version)
         captures = [bench.read(file) for file in files.values()]
         for instance, parts in partition(captures, dict(enumerate(after.owners))).items():
             path = bench.cleared(self.name(operator, after, instance))

@@ -78,6 +78,7 @@ class Actions:
             request["operator"],
             request["instance"],
             KeyGroups.parse(request["groups"]),
+            Version(request["version"]),
         )
         return {"file": file}
 

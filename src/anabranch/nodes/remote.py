@@ -39,7 +39,13 @@ class RemoteBench:
         return int(answer["bytes"])
 
     def capture(
-        self, table: str, layout: TableLayout, operator: str, instance: int, groups: KeyGroups
+        self,
+        table: str,
+        layout: TableLayout,
+        operator: str,
+        instance: int,
+        groups: KeyGroups,
+        version: Version,
     ) -> str:
         """See :meth:`Bench.capture`."""
         answer = self._call(
@@ -49,6 +55,7 @@ class RemoteBench:
             operator=operator,
             instance=instance,
             groups=str(groups),
+            version=version,
         )
         return str(answer["file"])
 

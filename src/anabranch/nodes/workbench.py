@@ -17,7 +17,7 @@ import pyarrow as pa
 from anabranch.backup.manifests import OperatorManifest, Part
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
-from anabranch.errors import StateError
+from anabranch.errors import StateError, StateMissing
 from anabranch.state.capture import Capture, capture
 from anabranch.state.checkpoint import read, write
 from anabranch.state.groups import KeyGroups
@@ -45,9 +45,18 @@ class Bench(Protocol):
         """Make a table with the saved state of some groups; returns the bytes of the files read."""
 
     def capture(
-        self, table: str, layout: TableLayout, operator: str, instance: int, groups: KeyGroups
+        self,
+        table: str,
+        layout: TableLayout,
+        operator: str,
+        instance: int,
+        groups: KeyGroups,
+        version: Version,
     ) -> str:
-        """Write all rows of a table, as they are between two batches, to a capture file."""
+        """Write all rows of a table, as they are at a committed version, to a capture file.
+
+        StateMissing if the table is not, and cannot be rolled back to, that version.
+        """
 
     def fetch(self, file: str) -> bytes:
         """The bytes of a capture file of this node, which is removed."""
@@ -84,9 +93,7 @@ class Workbench:
             return False
         try:
             with opened.lock(_LOCK_SECONDS):
-                if opened.unfinished is not None or opened.version == version + 1:
-                    opened.rollback()
-                return opened.version == version
+                return _brought_to(opened, version)
         except StateError:
             return False
         finally:
@@ -106,12 +113,20 @@ class Workbench:
         return sum(part.bytes for part in saved.parts if part.groups & groups)
 
     def capture(
-        self, table: str, layout: TableLayout, operator: str, instance: int, groups: KeyGroups
+        self,
+        table: str,
+        layout: TableLayout,
+        operator: str,
+        instance: int,
+        groups: KeyGroups,
+        version: Version,
     ) -> str:
         """See :meth:`Bench.capture`."""
         opened = StateTable.open(self.path(table), layout)
         try:
             with opened.lock(_LOCK_SECONDS):
+                if not _brought_to(opened, version):
+                    raise StateMissing(f"{table} is at version {opened.version}, not {version}")
                 taken = capture(opened, operator, instance, groups=groups, base=None)
         finally:
             opened.close()
@@ -166,6 +181,13 @@ class Workbench:
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _brought_to(table: StateTable, version: Version) -> bool:
+    """Roll a table back if a batch after the version was begun; whether it then is at it."""
+    if table.unfinished is not None or table.version == version + 1:
+        table.rollback()
+    return table.version == version
 
 
 def _tables(folder: Path) -> list[str]:

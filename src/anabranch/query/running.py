@@ -179,7 +179,8 @@ class RunningQuery:
             )
         tables = self._running.tables
         with self._coordinator.turn:
-            files = tables.capture(operator, self._running.routing[operator])
+            running = self._running
+            files = tables.capture(operator, running.routing[operator], running.committed.version)
         return state_rows(
             [read(pa.py_buffer(data), name=operator) for data in tables.fetch(operator, files)]
         )
@@ -199,8 +200,8 @@ class RunningQuery:
         """Save all state now and wait until it is stored. Returns the version saved."""
         with self._coordinator.turn:
             running = self._running
-            files = running.tables.capture_all(running.routing)
             commit = running.committed
+            files = running.tables.capture_all(running.routing, commit.version)
         running.checkpoints.store(Taken(commit, files))
         return commit.version
 
