@@ -65,6 +65,10 @@ class Cluster:
         """The hosts that have an executor now."""
         return live_hosts(self._spark)
 
+    def ready(self) -> frozenset[str]:
+        """The hosts whose agents have been started: work can begin there at once."""
+        return self.alive() & frozenset(self._agents)
+
     def request(self, total: int) -> bool:
         """Ask the cluster manager for so many nodes in all; whether it takes such requests."""
         return request_nodes(self._spark, total)

@@ -153,7 +153,10 @@ class Recovery:
         return divided
 
     def _place(self, alive: Collection[str]) -> None:
+        """Give instances without a node another one, if possible one that need not warm up."""
         running = self._coordinator.running
+        assert running.cluster is not None
+        alive = running.cluster.ready() & frozenset(alive) or alive
         instances = {name: routing.instances for name, routing in running.routing.items()}
         if running.placement.pool and not running.placement.idle(alive, running.tables.placement):
             running.events.add("pool empty", nodes=len(alive))
