@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,17 +20,30 @@ def bench() -> None:
     """Measure this machine; Spark's own engines run over the same input in the same run."""
 
 
+def _measured(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that all benchmarks have."""
+    for option in (
+        click.option("--seed", default=7, show_default=True, help="Of the generated input."),
+        click.option("--plot", type=_FILE, help="Draw the result as a PNG here."),
+        click.option("--json", "json_file", type=_FILE, help="Write all that was measured here."),
+        click.option("--quick", is_flag=True, help="Fewer or shorter cases; less exact."),
+    ):
+        command = option(command)
+    return command
+
+
+def _only(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--only",
+        multiple=True,
+        type=click.Choice(names),
+        help="Run only this benchmark; can be repeated.",
+    )
+
+
 @bench.command("state")
-@click.option("--quick", is_flag=True, help="A few minutes instead of about twenty; less exact.")
-@click.option("--json", "json_file", type=_FILE, help="Write everything that was measured here.")
-@click.option("--plot", type=_FILE, help="Draw the result as a PNG here.")
-@click.option("--seed", default=7, show_default=True, help="Of the generated input.")
-@click.option(
-    "--only",
-    multiple=True,
-    type=click.Choice(["keyed", "words", "growth", "overhead"]),
-    help="Run only this benchmark; can be repeated.",
-)
+@_measured
+@_only("keyed", "words", "growth", "overhead")
 def bench_state(
     quick: bool, json_file: Path | None, plot: Path | None, seed: int, only: tuple[str, ...]
 ) -> None:
@@ -38,56 +51,64 @@ def bench_state(
     from anabranch.bench import plot as plots
     from anabranch.bench import state, tables
 
-    if plot is not None:
-        plots.check()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)  # a file has room for whole tables
+    console = _console(plot)
     result = state.run(quick=quick, seed=seed, only=only, console=console)
     tables.show(result, console)
-    if json_file is not None:
-        result.write_json(json_file)
-        console.print(f"written: {json_file}")
+    _written(result, console, json_file)
     if plot is not None:
         plots.write(result, plot)
         console.print(f"written: {plot}")
 
 
 @bench.command("recovery")
-@click.option("--quick", is_flag=True, help="Fewer cases.")
-@click.option("--json", "json_file", type=_FILE, help="Write everything that was measured here.")
-@click.option("--plot", type=_FILE, help="Draw the result as a PNG here.")
-@click.option("--seed", default=7, show_default=True, help="Of the generated input.")
-@click.option(
-    "--only",
-    multiple=True,
-    type=click.Choice(["rate", "interval", "parallelism", "latency", "state", "cost"]),
-    help="Run only this benchmark; can be repeated.",
-)
+@_measured
+@_only("rate", "interval", "parallelism", "latency", "state", "cost")
 def bench_recovery(
     quick: bool, json_file: Path | None, plot: Path | None, seed: int, only: tuple[str, ...]
 ) -> None:
     """A node is killed: how long until batches are committed again; what checkpoints cost."""
     from anabranch.bench import recovery
 
-    console = Console()
+    console = _console(plot)
     result = recovery.measure(quick=quick, seed=seed, only=only, console=console)
     tails = (recovery.LATENCY, recovery.TRADE)
     _publish(result, recovery.TITLES, console, json_file, plot, tails)
 
 
 @bench.command("scaling")
-@click.option("--quick", is_flag=True, help="Fewer cases.")
-@click.option("--json", "json_file", type=_FILE, help="Write everything that was measured here.")
-@click.option("--plot", type=_FILE, help="Draw the result as a PNG here.")
-@click.option("--seed", default=7, show_default=True, help="Of the generated input.")
+@_measured
 def bench_scaling(quick: bool, json_file: Path | None, plot: Path | None, seed: int) -> None:
     """An operator grows from 2 to 4 instances: how long the stream is held up."""
     from anabranch.bench import scaling
 
-    console = Console()
+    console = _console(plot)
     result = scaling.measure(quick=quick, seed=seed, console=console)
     _publish(result, scaling.TITLES, console, json_file, plot)
+
+
+@bench.command("topk")
+@_measured
+@click.option("--rate", multiple=True, type=int, help="Views a second; can be repeated.")
+def bench_topk(
+    quick: bool, json_file: Path | None, plot: Path | None, seed: int, rate: tuple[int, ...]
+) -> None:
+    """Rankings of languages every 30 s, from 18 sources that do not wait."""
+    from anabranch.bench import topk
+
+    console = _console(plot)
+    result = topk.measure(quick=quick, seed=seed, rates=rate, console=console)
+    _publish(result, topk.TITLES, console, json_file, plot)
+
+
+def _console(plot: Path | None) -> Console:
+    """Where to print; fails early if there is to be a picture and none can be drawn."""
+    from anabranch.bench import plot as plots
+
+    if plot is not None:
+        plots.check()
+    console = Console()
+    # A file has room for whole tables.
+    return console if console.is_terminal else Console(width=140)
 
 
 def _publish(
@@ -101,9 +122,13 @@ def _publish(
     from anabranch.bench import panels
 
     panels.show(result, titles, console, tails)
-    if json_file is not None:
-        result.write_json(json_file)
-        console.print(f"written: {json_file}")
+    _written(result, console, json_file)
     if plot is not None:
         panels.draw(result, titles, plot, tails)
         console.print(f"written: {plot}")
+
+
+def _written(result: Result, console: Console, json_file: Path | None) -> None:
+    if json_file is not None:
+        result.write_json(json_file)
+        console.print(f"written: {json_file}")
