@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from anabranch.coordinator.identity import DriverLock, Identity
 from anabranch.coordinator.replay import stateful_before
 from anabranch.coordinator.rewind import Rewind
 from anabranch.coordinator.tables import HERE, Tables
-from anabranch.errors import PlanError
+from anabranch.errors import CheckpointNotFound, PlanError, StoreError
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.nodes.tickets import Secret
@@ -43,7 +44,10 @@ from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
 from anabranch.units import Version
 
+_log = logging.getLogger("anabranch")
 _NODES_SECONDS = 60.0
+_HOLDERS_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -232,8 +236,6 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     target = max(committed.version, running.logs.committed())
     if begun is not None:
         target = max(target, begun.target)
-    manifest = running.checkpoints.manifests.latest(upto=target)
-    stored = NOTHING.version if manifest is None else manifest.version
     in_place = begun is None and committed.version == target
     if running.cluster is not None:
         in_place = in_place and dict(before) == running.routing
@@ -243,15 +245,14 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
             if routing != before[name]:
                 running.tables.rescale(name, before[name], routing, target)
         running.committed = committed
-        running.checkpoints.reset(stored, None)
+        newest = [v for v in running.checkpoints.manifests.versions() if v <= target]
+        running.checkpoints.reset(newest[-1] if newest else NOTHING.version, None)
         return None
+    manifest = _restored(running, target)
+    stored = NOTHING.version if manifest is None else manifest.version
     if manifest is None:
-        for name, routing in running.routing.items():
-            running.tables.create(name, routing)
         running.committed = NOTHING
     else:
-        for name, routing in running.routing.items():
-            running.tables.restore(name, routing, manifest.operators[name])
         times = {name: tuple(seen) for name, seen in manifest.info["times"].items()}
         running.committed = Commit(manifest.version, times)
     running.checkpoints.reset(stored, _base(running, manifest, before))
@@ -259,6 +260,36 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     if stored == target and begun is None:
         return None
     return rewind.plan(stored, target, running.logs, begun)
+
+
+def _restored(running: Running, target: Version) -> Manifest | None:
+    """Make all tables from the newest checkpoint that is whole; None: they are empty.
+
+    Nodes that keep backups may be gone with them, some only for a moment. Then older checkpoints
+    are taken, and in the end none: everything is run again, as far as Spark's log reaches.
+    """
+    manifests = running.checkpoints.manifests
+    for version in reversed([v for v in manifests.versions() if v <= target]):
+        manifest = manifests.get(version)
+        deadline = time.monotonic() + (0.0 if running.cluster is None else _HOLDERS_SECONDS)
+        while True:
+            try:
+                if running.cluster is not None:
+                    # Only nodes whose agents run can be asked for what they keep.
+                    running.cluster.prepare(sorted(running.cluster.alive()))
+                for name, routing in running.routing.items():
+                    running.tables.restore(name, routing, manifest.operators[name])
+                return manifest
+            except (CheckpointNotFound, StoreError) as error:
+                if running.cluster is None:
+                    raise
+                if time.monotonic() > deadline:
+                    _log.warning("the checkpoint of version %s is not whole: %s", version, error)
+                    break
+                time.sleep(_LOOK_SECONDS)
+    for name, routing in running.routing.items():
+        running.tables.create(name, routing)
+    return None
 
 
 def _place(running: Running, alive: frozenset[str]) -> None:

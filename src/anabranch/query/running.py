@@ -331,6 +331,7 @@ class RunningQuery:
                 self._failure = cause
                 break
             _log.warning("state was lost, recovering: %s", cause)
+        self._coordinator.stopping = True
         self._release()
         self._ended.set()
 
