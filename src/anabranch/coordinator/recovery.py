@@ -34,6 +34,7 @@ class Recovery:
         self._coordinator = coordinator
         self._known: frozenset[str] = frozenset()
         self._short = 0
+        self._preparing: threading.Thread | None = None
         self._unfinished: Mapping[str, Sequence[int]] = {}
         """What a recovery that failed half way was about; its instances are to be made anew."""
 
@@ -55,8 +56,8 @@ class Recovery:
         for host in sorted((self._known | self._placed()) - alive):
             running.events.add("failure", host=host)
             running.cluster.forget(host)
-        self._welcome(alive - self._known)
         self._known = alive
+        self._welcome(alive - running.cluster.ready())
         lost = self._lost(alive, thorough=thorough)
         if lost:
             self._recover(lost, alive)
@@ -65,16 +66,17 @@ class Recovery:
     def _welcome(self, new: Collection[str]) -> None:
         """Start an agent, and with it the first Python worker, on nodes before they are needed."""
         cluster = self._coordinator.running.cluster
-        if not new or cluster is None:
+        if not new or cluster is None or (self._preparing and self._preparing.is_alive()):
             return
 
         def prepare() -> None:
             try:
                 cluster.prepare(sorted(new))
-            except Exception as error:  # it is tried again when the node is used
+            except Exception as error:  # it is tried again with the next batch
                 _log.info("%s not ready yet: %s", sorted(new), error)
 
-        threading.Thread(target=prepare, name="new nodes", daemon=True).start()
+        self._preparing = threading.Thread(target=prepare, name="new nodes", daemon=True)
+        self._preparing.start()
 
     def _refill(self, alive: Collection[str]) -> None:
         """Ask for nodes when the pool has become smaller than it should be."""

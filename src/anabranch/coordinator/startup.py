@@ -201,7 +201,10 @@ def upstream_hosts(plan: Plan, operator: str, tables: Tables, cluster: Cluster) 
     """The hosts that send rows to an operator: any may read a source."""
     (node,) = [n for n in plan.nodes() if isinstance(n, Stateful) and n.name == operator]
     before = [up for way in node.inputs for up in stateful_before(way)]
-    alive = cluster.alive()
+    # A node whose agent is still being started cannot keep anything yet.
+    if len(alive := cluster.ready()) < 2:
+        cluster.prepare(sorted(cluster.alive()))
+        alive = cluster.ready()
     hosts = {host for up in before for host in tables.placement[up.name]} & alive
     return hosts if len(hosts) > 1 else set(alive)
 
