@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -42,6 +43,8 @@ from anabranch.spark.task import CaptureOrder, OperatorTask
 from anabranch.state.groups import Routing
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version, microseconds
+
+T = TypeVar("T")
 
 _log = logging.getLogger("anabranch")
 _ATTEMPTS = 8
@@ -211,6 +214,30 @@ class Coordinator:
         placement = (tables or self.running.tables).placement
         needed = {host for hosts in placement.values() for host in hosts}
         return watching(self._context, self.running.cluster.alive, needed)
+
+    def at_rest(self, action: Callable[[], T]) -> T:
+        """Do something with all tables, as they are between two batches.
+
+        A node may have gone since the last batch; what it had is brought back first.
+        """
+        with self.turn:
+            if self.stopping:
+                return action()
+            for attempt in range(1, _ATTEMPTS + 1):
+                last = attempt == _ATTEMPTS
+                try:
+                    if self._healed(thorough=attempt > 1, last=last):
+                        return action()
+                except (StoreError, StateMissing):
+                    if self.running.cluster is None or last or self.stopping:
+                        raise
+                time.sleep(_pause(attempt))
+        raise AssertionError("the last attempt returns or raises")
+
+    def restarted(self) -> None:
+        """All tables are at the last committed version again."""
+        self._recovery.forget()
+        self.failure = None
 
     def _healed(self, *, thorough: bool, last: bool) -> bool:
         """Whether nothing is lost any more; not so if another node went during a recovery."""

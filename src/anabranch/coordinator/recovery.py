@@ -47,6 +47,10 @@ class Recovery:
             return True
         return bool(self._placed() - running.cluster.alive())
 
+    def forget(self) -> None:
+        """Nothing is lost any more: all tables were made anew."""
+        self._unfinished = {}
+
     def heal(self, *, thorough: bool = False) -> None:
         """Bring back what is lost, if anything is. ``thorough`` looks at every table."""
         running = self._coordinator.running

@@ -177,13 +177,13 @@ class RunningQuery:
             raise PlanError(
                 f"no operator {operator!r}; the query has {sorted(self._running.routing)}"
             )
-        tables = self._running.tables
-        with self._coordinator.turn:
-            running = self._running
-            files = tables.capture(operator, running.routing[operator], running.committed.version)
-        return state_rows(
-            [read(pa.py_buffer(data), name=operator) for data in tables.fetch(operator, files)]
-        )
+        return self._coordinator.at_rest(lambda: self._rows_of(operator))
+
+    def _rows_of(self, operator: str) -> pa.Table:
+        running, tables = self._running, self._running.tables
+        files = tables.capture(operator, running.routing[operator], running.committed.version)
+        data = tables.fetch(operator, files)
+        return state_rows([read(pa.py_buffer(each), name=operator) for each in data])
 
     def memory(self, name: str) -> DataFrame:
         """The rows that have come into the memory sink of this name."""
@@ -198,12 +198,14 @@ class RunningQuery:
 
     def checkpoint(self) -> Version:
         """Save all state now and wait until it is stored. Returns the version saved."""
-        with self._coordinator.turn:
-            running = self._running
-            commit = running.committed
-            files = running.tables.capture_all(running.routing, commit.version)
-        running.checkpoints.store(Taken(commit, files))
-        return commit.version
+        taken = self._coordinator.at_rest(self._captured)
+        self._running.checkpoints.store(taken)
+        return taken.commit.version
+
+    def _captured(self) -> Taken:
+        running = self._running
+        commit = running.committed
+        return Taken(commit, running.tables.capture_all(running.routing, commit.version))
 
     def scale(self, operator: str, instances: int) -> None:
         """Divide an operator over another number of instances while the stream goes on.
@@ -294,6 +296,7 @@ class RunningQuery:
             )
             again.replay(start, self._place.store, self._running.logs, self._run_one)
         startup.settle(self._place, self._running)
+        self._coordinator.restarted()
 
     def _writer(self) -> Any:
         return (
@@ -340,7 +343,6 @@ class RunningQuery:
         try:
             if restart:
                 self._recover(self._running.routing)
-                self._coordinator.failure = None
                 self._launch()
             self.spark_query.awaitTermination()
             return None
