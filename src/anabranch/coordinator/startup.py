@@ -272,9 +272,9 @@ def _restored(running: Running, target: Version) -> Manifest | None:
     are taken, and in the end none: everything is run again, as far as Spark's log reaches.
     """
     manifests = running.checkpoints.manifests
+    deadline = time.monotonic() + _HOLDERS_SECONDS
     for version in reversed([v for v in manifests.versions() if v <= target]):
         manifest = manifests.get(version)
-        deadline = time.monotonic() + (0.0 if running.cluster is None else _HOLDERS_SECONDS)
         while True:
             try:
                 if running.cluster is not None:
