@@ -209,5 +209,4 @@ class Recovery:
             isinstance(policy, Never) and policy.replay == "source",
         )
         with coordinator.watching():
-            for version in range(start + 1, running.committed.version + 1):
-                replay.run(Version(version))
+            replay.run(start, running.committed.version)

@@ -1,27 +1,32 @@
 """Replay: lost instances are brought from a checkpoint to the present, from what was sent to them.
 
-Only the lost instances run, over rows that the buffers still have. Rows from an instance that was
-lost as well are made again by its own replay, batch by batch.
+Only the lost instances run, over rows that the buffers still have; all batches of an operator in
+one job. Rows from an instance that was lost as well are made again by its own replay, before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from anabranch.coordinator.frames import Step, result_schema, without_late
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import StateMissing
 from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform, Unpack
+from anabranch.spark.batches import VERSION, run_all, versioned
 from anabranch.spark.buffers import Buffer
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.reports import Reports
-from anabranch.spark.shuffle import Router
+from anabranch.spark.shuffle import Router, sent_to
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
+
+_AT_ONCE = 32
+"""Batches in one job: every one makes the job's plan longer."""
 
 Buffers = dict[str, dict[Version, Step]]
 """What was sent to each operator in each batch since the last checkpoint."""
@@ -43,35 +48,49 @@ class Replay:
     from_source: bool = False
     """Compute everything from the sources on, and use no buffers: for comparison."""
 
-    def run(self, version: Version) -> None:
-        """Run one batch again, all outputs dropped."""
+    def run(self, after: Version, upto: Version) -> None:
+        """Run the batches after a version again, all outputs dropped."""
+        for first in range(after + 1, upto + 1, _AT_ONCE):
+            self._run([Version(v) for v in range(first, min(first + _AT_ONCE, upto + 1))])
+
+    def _run(self, versions: Sequence[Version]) -> None:
         outputs: dict[Stateful, DataFrame] = {}
-        for node in self.plan.nodes():
-            if isinstance(node, Stateful) and node.name in self.instances:
-                outputs[node] = self._rerun(node, version, outputs).persist()
-                outputs[node].write.format("noop").mode("overwrite").save()
+        again = [n for n in self.plan.operators() if n.name in self.instances]
+        for node in again:
+            outputs[node] = self._rerun(node, versions, outputs)
+            if any(after in again for after in self.plan.operators_after(node)):
+                outputs[node].persist()
+            outputs[node].write.format("noop").mode("overwrite").save()
         for frame in outputs.values():
             frame.unpersist()
 
     def _rerun(
-        self, node: Stateful, version: Version, outputs: Mapping[Stateful, DataFrame]
+        self, node: Stateful, versions: Sequence[Version], outputs: Mapping[Stateful, DataFrame]
     ) -> DataFrame:
-        step = self._step(node, version)
+        """The rows that an operator makes of these batches, each with its version."""
         router, chosen = self.routers[node], self.instances[node.name]
-        rows = self._rows(node, step, version, outputs)
         hosts = tuple(self.tables.placement[node.name][i] for i in chosen)
-        again = Buffer(rows.sparkSession, router.sent_again(rows, chosen))
-        task = replace(
-            step.task,
-            tables=self.tables.folder(node.name, router.routing),
-            groups=router.routing.owners,
-            fence=self.fence,
-            instances=tuple(chosen),
-            hosts=hosts,
-            capture=None,
-        )
+        frames, tasks = [], []
+        for version in versions:
+            step = self._step(node, version)
+            rows = router.addressed(self._rows(node, step, version, outputs), chosen)
+            frames.append(rows.withColumn(VERSION, F.lit(int(version))))
+            tasks.append(
+                replace(
+                    step.task,
+                    tables=self.tables.folder(node.name, router.routing),
+                    groups=router.routing.owners,
+                    fence=self.fence,
+                    instances=tuple(chosen),
+                    hosts=hosts,
+                    capture=None,
+                )
+            )
+        rows = reduce(DataFrame.unionByName, frames)
+        again = Buffer(rows.sparkSession, sent_to(rows, len(chosen)))
         ordered = router.in_order(again.pinned(hosts))
-        return ordered.mapInArrow(partial(task.run, self.reports), result_schema(step.bound))
+        run = partial(run_all, tuple(tasks), self.reports)
+        return ordered.mapInArrow(run, versioned(result_schema(step.bound)))
 
     def _rows(
         self,
@@ -132,7 +151,8 @@ class Replay:
                 f"operator {node.name!r}: what {up.name!r} sent to it in batch {version} is lost, "
                 "and cannot be made again as it was"
             )
-        frame = _through(node.inputs[0], up, without_late(self._step(up, version), outputs[up]))
+        made = outputs[up].where(F.col(VERSION) == int(version)).drop(VERSION)
+        frame = _through(node.inputs[0], up, without_late(self._step(up, version), made))
         return self.routers[node].as_from(frame, gone)
 
     def _step(self, node: Stateful, version: Version) -> Step:

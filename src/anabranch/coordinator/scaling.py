@@ -33,6 +33,8 @@ _ATTEMPTS = 5
 _PATIENCE = 5.0
 _RESTART_SECONDS = 180.0
 _LOOK_SECONDS = 0.02
+_ROUNDS = 10
+"""How often new instances catch up with the stream while it runs on."""
 
 
 class Scaling:
@@ -136,28 +138,22 @@ class Scaling:
         tables.restore(operator, after, manifest.operators[operator])
         (node,) = [n for n in running.bounds if n.name == operator]
         router = router_of(running.bounds[node], after)
-        at, pause, hold = start, 0.0, False
-        while (behind := running.committed.version - at) > 1:
+        at = start
+        for _ in range(_ROUNDS):
+            if (upto := running.committed.version) - at <= 1:
+                break
             self._check_running()
-            at = Version(at + 1)
-            if hold:
-                with coordinator.turn:
-                    began = time.perf_counter()
-                    self._replay(node, router, tables, at)
-                    pause += time.perf_counter() - began
-            else:
-                self._replay(node, router, tables, at)
-            # New instances that do not gain on the stream never catch up unless it waits.
-            hold = running.committed.version - at >= behind
+            self._replay(node, router, tables, at, upto)
+            at = upto
+        # Should the stream be too fast to be caught up with, it now waits for what is left.
         with coordinator.turn:
             began = time.perf_counter()
             self._check_running()
             if running.routing[operator] != before:
                 raise StateMissing(f"{operator!r} was divided in another way by a recovery")
-            for version in range(at + 1, running.committed.version + 1):
-                self._replay(node, router, tables, Version(version))
+            self._replay(node, router, tables, at, running.committed.version)
             self._switch(operator, after, tables)
-            pause += time.perf_counter() - began
+            pause = time.perf_counter() - began
         running.tables.keep_only(running.routing, running.cluster.alive())
         return pause
 
@@ -198,9 +194,10 @@ class Scaling:
         node: Stateful,
         router: Router | PackedRouter,
         tables: Tables,
-        version: Version,
+        at: Version,
+        upto: Version,
     ) -> None:
-        """Let the new instances run a batch."""
+        """Let the new instances run batches."""
         coordinator = self._coordinator
         running = coordinator.running
         replay = Replay(
@@ -213,7 +210,7 @@ class Scaling:
             coordinator.reports,
         )
         with coordinator.watching(tables):
-            replay.run(version)
+            replay.run(at, upto)
 
     def _switch(self, operator: str, after: Routing, tables: Tables) -> None:
         """From the next batch on rows go to the new instances."""

@@ -37,13 +37,13 @@ class PackedRouter:
         """Rows as they are: who unpacks them brings them in order."""
         return sent
 
-    def sent_again(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
-        """See :meth:`Router.sent_again`."""
+    def addressed(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
+        """See :meth:`Router.addressed`."""
         place = {instance: i for i, instance in enumerate(instances)}
         owners = self.routing.table().tolist()
         targets = np.array([place.get(owner, -1) for owner in owners], np.int32)
         divide = partial(self.packing.divided_again, targets)
-        return sent.mapInArrow(divide, PACKED).repartitionById(len(instances), TARGET)
+        return sent.mapInArrow(divide, PACKED)
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
         """See :meth:`Router.as_from`."""

@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.spark.hashing import KeyHash
+from anabranch.spark.packing import TARGET
 from anabranch.spark.task import HASH, INPUT_SIDE, SEQUENCE
 from anabranch.state.groups import Routing
 
@@ -48,15 +49,15 @@ class Router:
         """Rows that were sent, in the order in which the operator is to see them."""
         return sent.sortWithinPartitions(SEQUENCE) if self.ordered else sent
 
-    def sent_again(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
-        """Rows that were sent once, under this or another routing, sent to some instances only.
+    def addressed(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
+        """Rows that were sent once, under this or another routing, for some instances only.
 
-        Partition i is for ``instances[i]``.
+        The column ``TARGET`` is i for ``instances[i]``; see :meth:`sent_to`.
         """
         place = {instance: i for i, instance in enumerate(instances)}
         table = [place.get(owner, -1) for owner in self.routing.table().tolist()]
         target = self._looked_up(table)
-        return sent.where(target >= 0).repartitionById(len(instances), target)
+        return sent.where(target >= 0).withColumn(TARGET, target)
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
         """Rows as if partition i had been sent by partition ``instances[i]``, not sent yet."""
@@ -72,6 +73,11 @@ class Router:
 
     def _looked_up(self, by_group: Sequence[int]) -> Column:
         return F.element_at(_literals(by_group), self._group + 1)
+
+
+def sent_to(addressed: DataFrame, partitions: int) -> DataFrame:
+    """Addressed rows in the partitions of their targets."""
+    return addressed.repartitionById(partitions, F.col(TARGET))
 
 
 def _literals(numbers: Sequence[int]) -> Column:

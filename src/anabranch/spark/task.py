@@ -19,7 +19,7 @@ from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
 from anabranch.spark.nodes import executor
-from anabranch.spark.packing import Packing
+from anabranch.spark.packing import TARGET, Packing
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
 from anabranch.state.checkpoint import write
@@ -140,7 +140,7 @@ class OperatorTask:
             yield _joined(parts)
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
-        names = [name for name in batch.schema.names if name not in (HASH, SEQUENCE)]
+        names = [name for name in batch.schema.names if name not in (HASH, SEQUENCE, TARGET)]
         if HASH in batch.schema.names:
             hashes = batch.column(HASH).to_numpy().view(np.uint64)
         else:
