@@ -35,7 +35,7 @@ def scenarios(*, quick: bool, seed: int) -> list[tuple[str, Scenario]]:
         fill=True,
         window=None,
         nodes=4,
-        warm=30.0,
+        warm=60.0,
         after=_SETTLED,
         act=Act.SCALE,
         seed=seed,

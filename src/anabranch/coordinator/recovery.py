@@ -130,8 +130,10 @@ class Recovery:
             running.checkpoints.settle()
             lost = self._unfinished = self._divide(lost)
             self._place(alive)
+            began = time.perf_counter()
             start = self._restore(lost)
             details["restored"] = start
+            details["restore_seconds"] = time.perf_counter() - began
             details["replayed"] = running.committed.version - start
             self._replay(lost, start)
         self._unfinished = {}
