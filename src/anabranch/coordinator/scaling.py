@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anabranch.coordinator.checkpoints import Taken
 from anabranch.coordinator.replay import Replay
@@ -85,7 +85,7 @@ class Scaling:
                     self._wait_until_running()
                     # A recovery may have divided the operator since the last attempt.
                     after = running.renewed(change(running.routing[operator]))
-                    details["pause"] = self._on_nodes(operator, after, hosts)
+                    details |= self._on_nodes(operator, after, hosts)
                     return
                 except Exception as error:
                     running.events.add("scale failed", operator=operator, reason=str(error)[:500])
@@ -126,16 +126,21 @@ class Scaling:
                 running.tables.create(operator, after)
             self._switch(operator, after, running.tables.placed(hosts))
 
-    def _on_nodes(self, operator: str, after: Routing, hosts: Sequence[str] | None = None) -> float:
-        """Returns for how long the stream was held up, in seconds."""
+    def _on_nodes(
+        self, operator: str, after: Routing, hosts: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Returns how long each step took, and for how long the stream was held up: ``pause``."""
+        clock = _Steps()
         coordinator = self._coordinator
         running = coordinator.running
         assert running.cluster is not None
         before = running.routing[operator]
         start = self._checkpoint()
+        clock.step("checkpoint_seconds")
         manifest = running.checkpoints.manifests.get(start)
         tables = self._placed(operator, after, hosts)
         tables.restore(operator, after, manifest.operators[operator])
+        clock.step("restore_seconds")
         (node,) = [n for n in running.bounds if n.name == operator]
         router = router_of(running.bounds[node], after)
         at = start
@@ -145,17 +150,18 @@ class Scaling:
             self._check_running()
             self._replay(node, router, tables, at, upto)
             at = upto
+        clock.step("catch_up_seconds")
         # Should the stream be too fast to be caught up with, it now waits for what is left.
         with coordinator.turn:
-            began = time.perf_counter()
+            clock.step("wait_seconds")
             self._check_running()
             if running.routing[operator] != before:
                 raise StateMissing(f"{operator!r} was divided in another way by a recovery")
             self._replay(node, router, tables, at, running.committed.version)
             self._switch(operator, after, tables)
-            pause = time.perf_counter() - began
+            clock.step("pause")
         running.tables.keep_only(running.routing, running.cluster.alive())
-        return pause
+        return clock.steps | {"batches": running.committed.version - start}
 
     def _checkpoint(self) -> Version:
         """A checkpoint of now; buffers after it are kept."""
@@ -226,3 +232,15 @@ class Scaling:
         coordinator.reroute()
         running.remember()
         running.checkpoints.start_anew()
+
+
+class _Steps:
+    """Notes how long each step of several took, in seconds."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, Any] = {}
+        self._last = time.perf_counter()
+
+    def step(self, name: str) -> None:
+        now = time.perf_counter()
+        self.steps[name], self._last = now - self._last, now
