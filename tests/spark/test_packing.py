@@ -79,9 +79,13 @@ def test_rows_reach_the_owner_of_their_key_in_order(
 @given(rows=batches, before=st.integers(1, 4), after=st.integers(1, 4))
 def test_rows_are_divided_again_for_some_instances(rows: Any, before: int, after: int) -> None:
     old, new = Routing.even(GROUPS, before), Routing.even(GROUPS, after)
-    packed = list(PACKING.divided(old.table(), map(made, rows)))
+    packed = [
+        row.append_column(packing.VERSION, pa.array([5]))
+        for row in PACKING.divided(old.table(), map(made, rows))
+    ]
     targets = np.where(new.table() == after - 1, 0, -1).astype(np.int32)
     again = list(PACKING.divided_again(targets, iter(packed)))
+    assert all(row.column(packing.VERSION).to_pylist() == [5] for row in again)
     flat = [row for batch in rows for row in batch]
     wanted = [row for row, own in zip(flat, owners(flat, new), strict=True) if own == after - 1]
     # Rows of one key keep their order; those of several keys may have been apart before.

@@ -17,9 +17,10 @@ from anabranch.coordinator.frames import Step, result_schema, without_late
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import StateMissing
 from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform, Unpack
-from anabranch.spark.batches import VERSION, run_all, versioned
+from anabranch.spark.batches import run_all
 from anabranch.spark.buffers import Buffer
 from anabranch.spark.packed_shuffle import PackedRouter
+from anabranch.spark.packing import VERSION, versioned
 from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, sent_to
 from anabranch.state.groups import KeyGroups
@@ -73,8 +74,8 @@ class Replay:
         frames, tasks = [], []
         for version in versions:
             step = self._step(node, version)
-            rows = router.addressed(self._rows(node, step, version, outputs), chosen)
-            frames.append(rows.withColumn(VERSION, F.lit(int(version))))
+            rows = self._rows(node, step, version, outputs)
+            frames.append(rows.withColumn(VERSION, F.lit(int(version)).cast("long")))
             tasks.append(
                 replace(
                     step.task,
@@ -86,7 +87,7 @@ class Replay:
                     capture=None,
                 )
             )
-        rows = reduce(DataFrame.unionByName, frames)
+        rows = router.addressed(reduce(DataFrame.unionByName, frames), chosen)
         again = Buffer(rows.sparkSession, sent_to(rows, len(chosen)))
         ordered = router.in_order(again.pinned(hosts))
         run = partial(run_all, tuple(tasks), self.reports)

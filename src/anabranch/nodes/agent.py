@@ -75,12 +75,21 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         address = folder / ADDRESS
         record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
         answer({"port": agent.port, "pid": os.getpid()})
+        if config.actions is not None:
+            # Loading kernels takes seconds; the first table must not wait for it.
+            threading.Thread(target=_warm, name="warm", daemon=True).start()
         done.wait()
         address.unlink(missing_ok=True)
         # Backups are stored whole or not at all, so nobody is waited for very long.
         ending = threading.Thread(target=agent.shutdown, daemon=True)
         ending.start()
         ending.join(_GRACE)
+
+
+def _warm() -> None:
+    from anabranch.spark.warm import warm  # what it imports would hold up the answer
+
+    warm()
 
 
 def _listen(config: Config, vault: Vault, done: threading.Event) -> Agent:

@@ -10,17 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import LongType, StructField, StructType
 
+from anabranch.spark.packing import VERSION
 from anabranch.spark.reports import Reports
 from anabranch.spark.task import OperatorTask
-
-VERSION = "__version"
-
-
-def versioned(schema: StructType) -> StructType:
-    """The schema of rows that come with the version of their batch."""
-    return StructType([*schema.fields, StructField(VERSION, LongType())])
 
 
 def run_all(

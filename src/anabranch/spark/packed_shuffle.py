@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from pyspark.sql import DataFrame
 
-from anabranch.spark.packing import PACKED, TARGET, Batches, Packing
+from anabranch.spark.packing import PACKED, TARGET, Batches, Packing, versioned
 from anabranch.state.groups import Routing
 
 
@@ -43,7 +43,7 @@ class PackedRouter:
         owners = self.routing.table().tolist()
         targets = np.array([place.get(owner, -1) for owner in owners], np.int32)
         divide = partial(self.packing.divided_again, targets)
-        return sent.mapInArrow(divide, PACKED)
+        return sent.mapInArrow(divide, versioned(PACKED))
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
         """See :meth:`Router.as_from`."""

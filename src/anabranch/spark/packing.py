@@ -29,6 +29,9 @@ PACKED = StructType(
 )
 """The partition that rows go to, their place in the order of the source, and the rows."""
 
+VERSION = "__version"
+"""Rows of several batches that travel together have the version of theirs in this column."""
+
 PLACE_BITS = 33
 """As in Spark's own row numbers: the sender above, the number at the sender below."""
 
@@ -63,10 +66,13 @@ class Packing:
             place += 1
 
     def divided_again(self, targets: Targets, packed: Batches) -> Batches:
-        """Packed rows, packed for other targets; every row keeps its place."""
-        for place, rows in self._opened(packed):
-            for target, part in self._parts(targets, rows):
-                yield _row(target, place, [part])
+        """Packed rows, packed for other targets; every row keeps its place and its version."""
+        for batch in packed:
+            versions = batch.column(VERSION)
+            for at, (place, rows) in enumerate(self._opened(iter([batch]))):
+                for target, part in self._parts(targets, rows):
+                    row = _row(target, place, [part])
+                    yield row.append_column(VERSION, versions.slice(at, 1))
 
     def as_from(self, senders: Sequence[int], batches: Batches) -> Batches:
         """Rows, packed for no target yet, as if partition i had been sent by ``senders[i]``."""
@@ -112,6 +118,11 @@ class Packing:
             if count:
                 yield target, sorted_.slice(start, count)
             start += count
+
+
+def versioned(schema: StructType) -> StructType:
+    """The schema of rows that come with the version of their batch."""
+    return StructType([*schema.fields, StructField(VERSION, LongType())])
 
 
 def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:

@@ -21,9 +21,11 @@ from anabranch.operators.running import RunningAggregate
 from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import tumbling
 from anabranch.state.capture import capture
+from anabranch.state.checkpoint import read, write
 from anabranch.state.groups import KeyGroups
 from anabranch.state.hashing import hash_keys
 from anabranch.state.keys import KeyLayout
+from anabranch.state.restore import restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
@@ -61,6 +63,9 @@ def _run(operator: Operator, rows: Rows, folder: Path) -> None:
             capture(table, "warm", 0, groups=KeyGroups.all(128), base=Version(batch - 1))
             table.mark_clean()
             table.finish()
+    whole = write(capture(table, "warm", 0, groups=KeyGroups.all(128), base=None))
+    restored = folder.with_name(f"{folder.name}-restored")
+    restore(restored, table.layout, [read(pa.py_buffer(whole), name="warm")])
     table.close()
 
 
