@@ -18,8 +18,9 @@ from anabranch.linearroad import (
     replicate,
     write_input,
 )
+from anabranch.linearroad.clock import Clock
 from anabranch.linearroad.copies import FED, Copies
-from anabranch.linearroad.feeder import Feed, Feeder, read_clock
+from anabranch.linearroad.feeder import Feed, Feeder
 from anabranch.linearroad.ledger import Ledger
 from anabranch.linearroad.query import linear_road
 
@@ -53,14 +54,14 @@ def test_the_feeder_follows_the_clock(rows: pa.Table, tmp_path: Path) -> None:
         Feed(str(tmp_path / "input"), paced_from=100, end=200, pace=20.0, clock=str(clock))
     )
     assert feeder.latestOffset({"slice": 0}, None) == {"slice": 1000}
-    assert read_clock(clock) is None
+    assert Clock.read(clock) is None
     first = feeder.latestOffset({"slice": 1000}, None)["slice"]
     assert 1001 <= first < 1100
     time.sleep(0.2)
-    started = read_clock(clock)
+    started = Clock.read(clock)
     assert started is not None
     second = feeder.latestOffset({"slice": first}, None)["slice"]
-    assert 1000 + 200 * 0.2 <= second <= 1001 + 200 * (time.time() - started)
+    assert 1000 + 200 * 0.2 <= second <= 1001 + 200 * (time.time() - started.started)
     again = Feeder(Feed(str(tmp_path / "input"), paced_from=100, pace=20.0, clock=str(clock)))
     assert again.latestOffset({"slice": first}, None)["slice"] >= second
     few = Feeder(Feed(str(tmp_path / "input"), pace=0.0, most_rows=100))

@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anabranch.linearroad.clock import SLICES
 from anabranch.linearroad.files import read_columns, read_input
 from anabranch.linearroad.rows import INPUT, UNUSED, Row
 
 Array = npt.NDArray[Any]
-
-SLICES = 10
-"""Slices of a second: the rows of a slice arrive together."""
 
 _NAMES = ("Type", "Time", "VID", "Spd", "XWay", "Lane", "Dir", "Seg", "Pos", "QID", "Day")
 FED = pa.schema([*(INPUT.field(name) for name in _NAMES), pa.field("Slice", pa.int32())])

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.linearroad.copies import SLICES, Copies, rows_before
+from anabranch.linearroad.clock import SLICES, Clock
+from anabranch.linearroad.copies import Copies, rows_before
 
 ROWS = "rows"
 """The one column of the source: each value is many rows, see :meth:`anabranch.Stream.unpack`."""
@@ -53,7 +53,7 @@ class Feed:
     """Rows of a batch, at most."""
     partitions: int = 2
     clock: str = ""
-    """A file that says when the clock was started: see :func:`read_clock`."""
+    """A file for the clock, which is started with the first paced slice; see :class:`Clock`."""
 
     def options(self) -> dict[str, str]:
         """As options of the source."""
@@ -107,7 +107,7 @@ class Feeder(DataSourceStreamReader):
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._clock: float | None = None
+        self._clock: Clock | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """The first slice."""
@@ -121,9 +121,7 @@ class Feeder(DataSourceStreamReader):
         most = int(np.searchsorted(before, before[at] + feed.most_rows / feed.copies, "right")) - 1
         come = end
         if at >= feed.paced_from * SLICES and feed.pace:
-            since = max(0.0, time.time() - self._started())
-            # A slice has come when its time begins: its rows arrive all at once.
-            come = feed.paced_from * SLICES + int(since * SLICES * feed.pace) + 1
+            come = self._running_clock().slices(time.time())
         elif feed.pace:
             come = feed.paced_from * SLICES
         return {"slice": max(at, min(end, come, max(most, at + 1)))}
@@ -151,20 +149,14 @@ class Feeder(DataSourceStreamReader):
             value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data])
             yield pa.RecordBatch.from_arrays([value], schema=_SCHEMA)
 
-    def _started(self) -> float:
-        """When the first paced slice came: now, unless it is on record."""
+    def _running_clock(self) -> Clock:
+        """The clock that is on record, or one that starts now."""
         if self._clock is None:
-            file = Path(self._feed.clock) if self._feed.clock else None
-            self._clock = read_clock(file) if file is not None else None
+            feed = self._feed
+            file = Path(feed.clock) if feed.clock else None
+            self._clock = Clock.read(file) if file is not None else None
             if self._clock is None:
-                self._clock = time.time()
+                self._clock = Clock(time.time(), feed.paced_from, feed.pace)
                 if file is not None:
-                    partial = file.with_name(file.name + ".partial")
-                    partial.write_text(json.dumps({"started": self._clock}))
-                    partial.replace(file)
+                    self._clock.write(file)
         return self._clock
-
-
-def read_clock(file: Path) -> float | None:
-    """When the second ``paced_from`` of the stream was, as a Unix time; None if it was not yet."""
-    return float(json.loads(file.read_text())["started"]) if file.exists() else None
