@@ -58,12 +58,16 @@ class Answers:
         )
 
     def timed(self) -> Iterator[tuple[int, pa.Table]]:
-        """The answers of each part with ``Emit``, and the version they are of."""
+        """The answers of each part with ``Emit``, and the version they are of.
+
+        What came before the clock was started has none.
+        """
         for version, file in self.parts():
             table = pq.read_table(file)
-            at = self.commits.get(version)
-            emit = None if at is None else float(self.clock.second_at(at))
-            times = pa.repeat(pa.scalar(emit, pa.float64()), len(table))
+            at = self.commits.get(version, np.nan)
+            unpaced = table["Slice"].to_numpy() < self.clock.second * SLICES
+            emit = np.full(len(table), self.clock.second_at(at))
+            times = pa.array(emit, mask=unpaced | np.isnan(emit))
             yield version, shaped(table.append_column("Emit", times), ANSWERS, file)
 
     def write(self, folder: Path) -> int:
