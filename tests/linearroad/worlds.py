@@ -5,7 +5,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from anabranch.linearroad import Answer, Expected, Row, history_table, input_table, reference
+from driving import answers
+
+from anabranch.linearroad import (
+    ANSWERS,
+    Answer,
+    Expected,
+    Row,
+    check,
+    history_table,
+    input_table,
+    reference,
+)
+from anabranch.linearroad.files import shaped
 
 Rows = list[dict[str, int]]
 _vids = count(10_000)
@@ -114,6 +126,13 @@ class Told:
 
 
 def tell(*rows: dict[str, int] | Rows, history: Sequence[dict[str, int]] = ()) -> Told:
-    """What the reference answers to rows, which are put into the order of time first."""
+    """What the reference answers to rows, which are put into the order of time first.
+
+    The operators of the query are to answer the same.
+    """
     flat = [row for part in rows for row in (part if isinstance(part, list) else [part])]
-    return Told(reference(in_time(flat), history_table(history)))
+    given, paid = in_time(flat), history_table(history)
+    expected = reference(given, paid)
+    verdict = check(shaped(answers(given, paid, seed=len(flat)), ANSWERS, "answers"), expected)
+    assert verdict.passed, verdict
+    return Told(expected)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from anabranch.bench.harness import Result
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_PATH = click.Path(path_type=Path)
 
 
 @click.group()
@@ -98,6 +99,85 @@ def bench_topk(
     console = _console(plot)
     result = topk.measure(quick=quick, seed=seed, rates=rate, console=console)
     _publish(result, topk.TITLES, console, json_file, plot)
+
+
+@bench.command("lrb")
+@_measured
+@click.option("--xways", default=1, show_default=True, help="How many expressways: L.")
+@click.option(
+    "--from",
+    "since",
+    metavar="MINUTE",
+    help="Where the clock starts; 10200s is in seconds. [default: 170, or 0 with --input]",
+)
+@click.option("--to", "until", default="180", show_default=True, metavar="MINUTE")
+@click.option("--warm", metavar="MINUTES", help="Start so long before; from the beginning if not.")
+@click.option("--pace", default=1.0, show_default=True, help="0: as fast as it goes.")
+@click.option("--search", is_flag=True, help="Find the greatest L that holds all limits.")
+@click.option("--check", is_flag=True, help="Compare all answers with those of the reference.")
+@click.option("--nodes", type=int, help="Run on a cluster of so many nodes on this machine.")
+@click.option("--faults", is_flag=True, help="Scale twice and kill a node meanwhile.")
+@click.option("--input", "input_", type=_PATH, help="An input instead of generated traffic.")
+@click.option("--history", type=_PATH, help="The history that goes with it.")
+@click.option("--expected", type=_PATH, help="Where the reference's answers are, or are to be.")
+@click.option("--output", type=_PATH, help="Write the answers into this folder.")
+def bench_lrb(
+    xways: int,
+    since: str | None,
+    until: str,
+    warm: str | None,
+    pace: float,
+    search: bool,
+    check: bool,
+    nodes: int | None,
+    faults: bool,
+    input_: Path | None,
+    history: Path | None,
+    expected: Path | None,
+    output: Path | None,
+    seed: int,
+    quick: bool,
+    json_file: Path | None,
+    plot: Path | None,
+) -> None:
+    """Linear Road: tolls on expressways, at the pace of the clock."""
+    from anabranch.bench import lrb
+    from anabranch.bench.road import minutes
+    from anabranch.bench.road_run import Window
+
+    if faults and nodes is None:
+        raise click.UsageError("--faults kills a node: say how many there are with --nodes")
+    end = minutes(until)
+    if since is None:
+        since = f"{end - 60}s" if quick else "170" if input_ is None else "0"
+    paced_from = minutes(since)
+    before = "6" if quick and warm is None else warm
+    # At a full minute, so that no minute is known in part.
+    start = 0 if before is None else max(0, paced_from - minutes(before)) // 60 * 60
+    if not 0 <= start <= paced_from < end:
+        raise click.UsageError(f"--from {since} --to {until}: there is nothing between them")
+    console = _console(plot)
+    result = lrb.measure(
+        lrb.Order(
+            xways,
+            Window(start, paced_from, end, pace),
+            seed=seed,
+            quick=quick,
+            search=search,
+            check=check,
+            nodes=nodes,
+            faults=faults,
+            input=input_,
+            history=history,
+            expected=expected,
+            output=output,
+            plot=plot,
+        ),
+        console,
+    )
+    _written(result, console, json_file)
+    if plot is not None:
+        console.print(f"written: {plot}")
 
 
 def _console(plot: Path | None) -> Console:

@@ -166,8 +166,9 @@ class Coordinator:
             self.running.committed = self._committed(version, reports.values())
             return
         self._commit(version, reports.values(), order)
+        seconds, at = time.perf_counter() - started, time.time()
         self._trim()
-        self._record(version, reports.values(), time.perf_counter() - started, attempts)
+        self._record(version, reports.values(), seconds, attempts, at)
         self._first = False
 
     def _tried(
@@ -341,7 +342,12 @@ class Coordinator:
         return Commit(version, watermarks.times)
 
     def _record(
-        self, version: Version, reports: Iterable[Report], seconds: float, attempts: int
+        self,
+        version: Version,
+        reports: Iterable[Report],
+        seconds: float,
+        attempts: int,
+        at: float,
     ) -> None:
         watermarks = self.running.committed.watermarks
         operators = tuple(
@@ -349,7 +355,7 @@ class Coordinator:
             for name, operator in self._operators.items()
         )
         self.recent.append(
-            Progress(version, seconds, operators, self.running.checkpoints.stored, attempts)
+            Progress(version, seconds, operators, self.running.checkpoints.stored, attempts, at)
         )
 
 

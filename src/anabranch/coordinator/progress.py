@@ -64,6 +64,8 @@ class Progress:
     """The version of the newest checkpoint that is safely stored, -1 if none."""
     attempts: int = 1
     """How often the batch was tried; more than 1 after a worker was lost."""
+    at: float = 0.0
+    """When it was committed, in seconds since the epoch."""
 
     def __getitem__(self, operator: str) -> OperatorProgress:
         for each in self.operators:

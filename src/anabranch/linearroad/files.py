@@ -91,13 +91,13 @@ def write_input(
 def write_history(path: Path | str, table: pa.Table) -> None:
     """Write the tolls of earlier days into a ``.parquet`` or ``.csv`` file."""
     with _writer(Path(path), HISTORY) as writer:
-        writer.write_table(_shaped(table, HISTORY, path))
+        writer.write_table(shaped(table, HISTORY, path))
 
 
 def write_answers(path: Path | str, table: pa.Table) -> None:
     """Write answers into a ``.parquet`` or ``.csv`` file."""
     with _writer(Path(path), ANSWERS) as writer:
-        writer.write_table(_shaped(table, ANSWERS, path))
+        writer.write_table(shaped(table, ANSWERS, path))
 
 
 def _read(
@@ -110,9 +110,9 @@ def _read(
         if columns is not None:
             return found.to_table(columns=list(columns), filter=rows)
         names = [name for name in schema.names if name in found.schema.names]
-        return _shaped(found.to_table(columns=names, filter=rows), schema, path)
+        return shaped(found.to_table(columns=names, filter=rows), schema, path)
     if suffixes == {_CSV}:
-        table = pa.concat_tables([_shaped(_read_csv(file, schema), schema, file) for file in files])
+        table = pa.concat_tables([shaped(_read_csv(file, schema), schema, file) for file in files])
         table = table if rows is None else table.filter(rows)
         return table if columns is None else table.select(columns)
     raise PlanError(f"{path}: give a .parquet or .csv file, or a folder of files of one kind")
@@ -150,7 +150,7 @@ def _read_csv(file: Path, schema: pa.Schema) -> pa.Table:
         )
 
 
-def _shaped(table: pa.Table, schema: pa.Schema, path: Path | str) -> pa.Table:
+def shaped(table: pa.Table, schema: pa.Schema, path: Path | str) -> pa.Table:
     """The columns of the schema, in its order and types; only answers may lack some."""
     missing = [name for name in schema.names if name not in table.column_names]
     if missing and (schema is not ANSWERS or "Type" in missing):
@@ -181,9 +181,9 @@ def _writer(path: Path, schema: pa.Schema) -> Any:
 def _by_minute(tables: pa.Table | Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     """The first second of each minute, and its rows in as few pieces as the tables allow."""
     for table in [tables] if isinstance(tables, pa.Table) else tables:
-        shaped = _shaped(table, INPUT, "input")
-        minutes = shaped["Time"].to_numpy() // 60
+        whole = shaped(table, INPUT, "input")
+        minutes = whole["Time"].to_numpy() // 60
         cuts = [0, *(np.flatnonzero(np.diff(minutes)) + 1), len(minutes)]
         for at, end in pairwise(cuts):
             if end > at:
-                yield int(minutes[at]) * 60, shaped.slice(at, end - at)
+                yield int(minutes[at]) * 60, whole.slice(at, end - at)

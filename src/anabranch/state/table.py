@@ -208,6 +208,11 @@ class StateTable:
         """All live rows."""
         return self._storage.in_state(LIVE, 0, self._counters().rows)
 
+    def part(self, number: int, parts: int) -> Array:
+        """The live rows in one of so many equal parts of the table."""
+        total = self._counters().rows
+        return self._storage.in_state(LIVE, total * number // parts, total * (number + 1) // parts)
+
     def scan(self, predicate: Callable[[Mapping[str, Array]], Array]) -> Array:
         """The live rows for which a function of the fixed-width columns says true.
 

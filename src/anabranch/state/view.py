@@ -92,6 +92,14 @@ class State:
         """The key columns of rows, followed by their sub-key columns."""
         return self.table.keys(at)
 
+    def part(self, number: int, parts: int) -> Array:
+        """The live rows in one of so many equal parts of the state.
+
+        To look through all of a large state, take another part in every batch, for example
+        ``context.version % parts``.
+        """
+        return self.table.part(number, parts)
+
     def changed(self) -> Array:
         """The rows changed in this batch, in the order in which they first were."""
         return self.table.changed()
