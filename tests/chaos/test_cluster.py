@@ -40,7 +40,6 @@ def plan_of(chance: random.Random, faults: int) -> tuple[dict[str, list[str]], i
 
 
 @pytest.mark.chaos
-@pytest.mark.cluster
 @pytest.mark.timeout(14400)
 def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
     chance = random.Random(SEED)

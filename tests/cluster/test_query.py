@@ -102,7 +102,7 @@ def test_nodes_die_while_an_operator_is_scaled_and_during_a_checkpoint(
     assert "scale" in kinds(events)
 
 
-def test_the_pool_is_refilled(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
+def test_the_pool_is_refilled(source: Path, tmp_path: Path) -> None:
     plan = {"nodes": 3, "instances": 1, "pool": 2, "acts": {"2": ["retire"], "5": ["wait 3"]}}
     events = runs.run(source, tmp_path / "work", **plan)
     assert [event["missing"] for event in events if event["kind"] == "pool short"] == [1]
