@@ -81,10 +81,10 @@ class Checkpoints:
         self._last = time.monotonic_ns()
         self._batches = 0
 
-    def start_anew(self) -> None:
-        """Let the next checkpoint be a full one, as soon as possible: backups were lost."""
+    def start_anew(self, *, soon: bool) -> None:
+        """Let the next checkpoint be a full one; ``soon``, where backups were lost: at once."""
         self._base = None
-        self._forced = True
+        self._forced = self._forced or soon
 
     def force(self) -> None:
         """Take a checkpoint with the next batch, whatever the policy says."""

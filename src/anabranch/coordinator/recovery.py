@@ -137,7 +137,7 @@ class Recovery:
             details["replayed"] = running.committed.version - start
             self._replay(lost, start)
         self._unfinished = {}
-        running.checkpoints.start_anew()
+        running.checkpoints.start_anew(soon=True)
 
     def _divide(self, lost: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
         """Let several instances share what each lost one had, if that was asked for."""

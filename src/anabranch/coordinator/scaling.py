@@ -231,7 +231,7 @@ class Scaling:
         running.tables.placement |= {operator: tables.placement[operator]}
         coordinator.reroute()
         running.remember()
-        running.checkpoints.start_anew()
+        running.checkpoints.start_anew(soon=False)
 
 
 class _Steps:
