@@ -1,0 +1,88 @@
+"""How a run of Linear Road is judged."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from anabranch.bench.lrb import Order, _search
+from anabranch.bench.road_run import Window
+from anabranch.cli.bench import bench
+from anabranch.linearroad import Answer, answer_table
+from anabranch.linearroad.accounts import ANSWERED
+from anabranch.linearroad.answers import Answers
+from anabranch.linearroad.clock import Clock
+
+CLOCK = Clock(started=1000.0, second=60, pace=1.0)
+
+
+def part(folder: Path, version: int, rows: list[dict[str, int]]) -> None:
+    blank = dict.fromkeys(ANSWERED.names)
+    table = pa.Table.from_pylist([blank | row for row in rows], ANSWERED)
+    pq.write_table(table, folder / f"part-abc-{version:010d}-00000.parquet")
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Answers:
+    """Two slices at 1000.0 and 1000.1, committed at 1000.5 and 1006, and one before the clock."""
+    part(tmp_path, 0, [{"Type": 0, "VID": 1, "Time": 59, "Slice": 599}])
+    part(tmp_path, 1, [{"Type": 0, "VID": v, "Time": 60, "Slice": 600} for v in range(3)])
+    late = [{"Type": 0, "VID": 9, "Time": 60, "Slice": 601}, {"Type": 3, "QID": 1, "Time": 60}]
+    part(tmp_path, 2, [late[0], late[1] | {"Slice": 601}])
+    return Answers(tmp_path, {0: 999.0, 1: 1000.5, 2: 1006.0}, CLOCK)
+
+
+def test_delays_are_from_arrival_to_commit(answers: Answers) -> None:
+    delays = answers.delays()
+    assert delays.total == 5
+    assert delays.percentile(50) == pytest.approx(0.5)
+    assert delays.percentile(100) == pytest.approx(5.9)
+    assert delays.of(Answer.EXPENDITURE).total == 1
+    assert np.isnan(delays.of(Answer.ALERT).percentile(50))
+
+
+def test_late_is_after_the_limit_of_the_type(answers: Answers) -> None:
+    assert answers.delays().late == 1  # the expenditure has ten seconds
+
+
+def test_answers_are_written_with_the_second_they_were_given_in(
+    answers: Answers, tmp_path: Path
+) -> None:
+    assert answers.write(tmp_path / "out") == 6
+    written = pq.read_table(tmp_path / "out")
+    assert written.schema.equals(answer_table().schema)
+    assert written["Emit"].to_pylist() == [None, 60.5, 60.5, 60.5, 66.0, 66.0]
+
+
+@dataclass(frozen=True)
+class Held:
+    xways: int
+    holds: bool
+
+
+@pytest.mark.parametrize(("most", "start"), [(350, 100), (350, 400), (410, 350), (0, 50)])
+def test_the_search_ends_near_the_greatest_that_holds(most: int, start: int) -> None:
+    tried: list[int] = []
+
+    def one(xways: int) -> Any:
+        tried.append(xways)
+        return Held(xways, xways <= most)
+
+    best: Any = _search(one, Order(start, Window(0, 0, 60)))
+    assert len(tried) == len(set(tried)) < 12
+    if most:
+        assert best.holds
+        assert most - best.xways < 25
+    else:
+        assert not best.holds
+
+
+def test_faults_need_nodes() -> None:
+    result = CliRunner().invoke(bench, ["lrb", "--faults"])
+    assert result.exit_code == 2
+    assert "--nodes" in result.output
