@@ -22,7 +22,7 @@ from anabranch.state.checkpoint import read, write
 from anabranch.state.groups import KeyGroups, assign
 from anabranch.state.keys import KeyLayout
 from anabranch.state.partition import merge, partition
-from anabranch.state.restore import restore
+from anabranch.state.restore import advance, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
@@ -203,6 +203,74 @@ def test_a_restored_chain_is_the_table(
         )
         table.close()
         run.table.close()
+
+
+@settings(max_examples=40)
+@given(
+    CHANGES,
+    st.lists(st.tuples(CHANGES, st.booleans()), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_changes_bring_a_restored_table_to_the_present(
+    first: dict[Key, int | None],
+    steps: list[tuple[dict[Key, int | None], bool]],
+    instances: int,
+    at_once: int,
+) -> None:
+    """The changes since it was restored, several captures at a time, after a batch undone."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        run = Run(Path(folder) / "run")
+        full = run.step(first, None)
+        assert full is not None
+        captures, last = [], 0
+        for number, (changes, captured) in enumerate(steps):
+            taken = run.step(changes, last, captured=captured or number == len(steps) - 1)
+            if taken is not None:
+                captures, last = [*captures, taken], run.version
+        together = {}
+        routing = dict(enumerate(assign(GROUPS, instances)))
+        for instance, groups in routing.items():
+            place = Path(folder) / str(instance)
+            restore(place, LAYOUT, partition([full], {instance: groups})[instance])
+            table = reopened(place)
+            with table.lock(0):
+                table.begin(Version(1), 1)
+                put(table, {(*USER_KEYS[0], 9): value_of(3)})
+                table.finish()
+                table.rollback()
+                for start in range(0, len(captures), at_once):
+                    part = partition(captures[start : start + at_once], {instance: groups})
+                    advance(table, part[instance], 2)
+            table.validate()
+            assert table.version == last
+            assert [len(rows) for rows in table.dirty()] == [0, 0]
+            together |= content(table)
+            table.close()
+        assert together == run.model
+        run.table.close()
+
+
+def test_only_changes_since_its_version_bring_a_table_further(folder: Path) -> None:
+    run = Run(folder / "run")
+    full = run.step({(*USER_KEYS[0], 0): 1}, None)
+    changes = run.step({(*USER_KEYS[1], 0): 1}, 0)
+    late = run.step({(*USER_KEYS[1], 0): 2}, 1)
+    assert full
+    assert changes
+    assert late
+    restore(folder / "a", LAYOUT, [full])
+    table = reopened(folder / "a")
+    with table.lock(0):
+        with pytest.raises(CheckpointError, match=r"at version 0, .* the changes since version 1"):
+            advance(table, [late], 0)
+        with pytest.raises(CheckpointError, match="the changes since the beginning"):
+            advance(table, [full], 0)
+        assert table.version == 0
+        advance(table, [changes, late], 0)
+    assert content(table) == run.model
+    table.close()
+    run.table.close()
 
 
 def test_a_restored_table_goes_on(folder: Path) -> None:

@@ -53,7 +53,7 @@ class Checkpoints:
     ) -> None:
         self.policy = policy
         self.manifests = manifests
-        self._schemas = schemas
+        self.schemas = schemas
         self._tables = tables
         self._events = events
         self._retain = policy.retain
@@ -73,6 +73,12 @@ class Checkpoints:
     def stored(self) -> Version:
         """The newest version that is safely stored."""
         return self._stored
+
+    @property
+    def base(self) -> Version | None:
+        """The version since which the tables know what has changed in them, if it is stored."""
+        known = self.failure is None and self._base == self._stored
+        return self._base if known else None
 
     def reset(self, stored: Version, base: Version | None) -> None:
         """Say what is stored, and on which version the tables' changes build (None: unknown)."""
@@ -171,7 +177,7 @@ class Checkpoints:
         operators = {
             name: before[name].extended(new, {})
             if incremental
-            else OperatorManifest(self._schemas[name], tuple(new))
+            else OperatorManifest(self.schemas[name], tuple(new))
             for name, new in parts.items()
         }
         manifest = Manifest(commit.version, operators, {"times": commit.times})

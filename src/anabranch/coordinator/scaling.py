@@ -1,9 +1,9 @@
 """Scale out and scale in: an operator over another number of instances, while the stream runs.
 
-The new instances are made from a checkpoint and run the batches after it, while the old ones go
-on serving. When they are but a batch behind, the stream is held up for that batch, and rows are
-sent to them from the next one on. Until then nothing of the query has changed, so a failure half
-way costs only the attempt.
+The new instances are made from a checkpoint and catch up with the old ones, which go on serving.
+When they are but a batch or two behind, the stream is held up for these, and rows are sent to them
+from the next one on. Until then nothing of the query has changed, so a failure half way costs only
+the attempt.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from anabranch.coordinator.catching_up import Newcomers, way_to_catch_up
 from anabranch.coordinator.checkpoints import Taken
-from anabranch.coordinator.replay import Replay
-from anabranch.coordinator.routers import router_of
 from anabranch.coordinator.tables import HERE, Tables
 from anabranch.errors import QueryFailed, StateMissing
-from anabranch.plan.graph import Stateful
-from anabranch.spark.packed_shuffle import PackedRouter
-from anabranch.spark.shuffle import Router
 from anabranch.state.groups import Routing
 from anabranch.units import Version
 
@@ -33,8 +29,6 @@ _ATTEMPTS = 5
 _PATIENCE = 5.0
 _RESTART_SECONDS = 180.0
 _LOOK_SECONDS = 0.02
-_ROUNDS = 10
-"""How often new instances catch up with the stream while it runs on."""
 
 
 class Scaling:
@@ -137,19 +131,12 @@ class Scaling:
         before = running.routing[operator]
         start = self._checkpoint()
         clock.step("checkpoint_seconds")
-        manifest = running.checkpoints.manifests.get(start)
-        tables = self._placed(operator, after, hosts)
-        tables.restore(operator, after, manifest.operators[operator])
-        clock.step("restore_seconds")
         (node,) = [n for n in running.bounds if n.name == operator]
-        router = router_of(running.bounds[node], after)
-        at = start
-        for _ in range(_ROUNDS):
-            if (upto := running.committed.version) - at <= 1:
-                break
-            self._check_running()
-            self._replay(node, router, tables, at, upto)
-            at = upto
+        new = Newcomers(coordinator, node, after, self._placed(operator, after, hosts))
+        new.restore(running.checkpoints.manifests.get(start).operators[operator])
+        clock.step("restore_seconds")
+        way = way_to_catch_up(new, start, self._checkpoint)
+        way.follow()
         clock.step("catch_up_seconds")
         # Should the stream be too fast to be caught up with, it now waits for what is left.
         with coordinator.turn:
@@ -157,8 +144,8 @@ class Scaling:
             self._check_running()
             if running.routing[operator] != before:
                 raise StateMissing(f"{operator!r} was divided in another way by a recovery")
-            self._replay(node, router, tables, at, running.committed.version)
-            self._switch(operator, after, tables)
+            way.finish()
+            self._switch(operator, after, new.tables)
             clock.step("pause")
         running.tables.keep_only(running.routing, running.cluster.alive())
         return clock.steps | {"batches": running.committed.version - start}
@@ -194,29 +181,6 @@ class Scaling:
             instances | {operator: after.instances}, alive, running.tables.placement
         )
         return running.tables.placed(running.tables.placement | {operator: placed[operator]})
-
-    def _replay(
-        self,
-        node: Stateful,
-        router: Router | PackedRouter,
-        tables: Tables,
-        at: Version,
-        upto: Version,
-    ) -> None:
-        """Let the new instances run batches."""
-        coordinator = self._coordinator
-        running = coordinator.running
-        replay = Replay(
-            running.plan,
-            running.buffers,
-            coordinator.routers | {node: router},
-            tables,
-            {node.name: range(router.routing.instances)},
-            running.next_fence(),
-            coordinator.reports,
-        )
-        with coordinator.watching(tables):
-            replay.run(at, upto)
 
     def _switch(self, operator: str, after: Routing, tables: Tables) -> None:
         """From the next batch on rows go to the new instances."""

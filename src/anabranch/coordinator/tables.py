@@ -75,8 +75,13 @@ class Tables:
 
         return [i for i, good in zip(instances, _each(fits, instances), strict=True) if not good]
 
-    def capture(self, operator: str, routing: Routing, version: Version) -> dict[int, str]:
-        """Write all rows of an operator's tables at a version to files where they are."""
+    def capture(
+        self, operator: str, routing: Routing, version: Version, base: Version | None = None
+    ) -> dict[int, str]:
+        """Write all rows of an operator's tables at a version to files where they are.
+
+        With ``base``, the version of the last checkpoint, only the rows that changed since.
+        """
         layout = self._bounds[operator].layout
 
         def taken(instance: int) -> str:
@@ -87,6 +92,7 @@ class Tables:
                 instance,
                 routing.owners[instance],
                 version,
+                base,
             )
 
         instances = list(range(routing.instances))
@@ -105,6 +111,10 @@ class Tables:
     def store(self, operator: str, instance: int, file: str) -> Part:
         """Put a capture file into the backup store."""
         return self._bench(operator, instance).store(file, self._under(operator, instance))
+
+    def store_all(self, operator: str, files: Mapping[int, str]) -> list[Part]:
+        """Put the capture files of several instances into the backup store, at the same time."""
+        return _each(lambda i: self.store(operator, i, files[i]), list(files))
 
     def shorten(self, operator: str, instance: int, saved: OperatorManifest) -> Part:
         """Merge a chain of stored files of an instance into one, where the instance is."""
@@ -138,6 +148,24 @@ class Tables:
             return self._bench(operator, instance).restore(table, layout, saved, groups)
 
         return sum(_each(made, chosen))
+
+    def advance(
+        self,
+        operator: str,
+        routing: Routing,
+        changes: OperatorManifest,
+        since: Version,
+        fence: int,
+    ) -> None:
+        """Bring an operator's tables from a version to a later one, by the changes in between."""
+        layout = self._bounds[operator].layout
+
+        def advanced(instance: int) -> None:
+            table, groups = self.name(operator, routing, instance), routing.owners[instance]
+            bench = self._bench(operator, instance)
+            bench.advance(table, layout, changes, groups, since, fence)
+
+        _each(advanced, list(range(routing.instances)))
 
     def create(
         self,

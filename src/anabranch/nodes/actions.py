@@ -45,6 +45,7 @@ class Actions:
             "usable": self._usable,
             "create": self._create,
             "restore": self._restore,
+            "advance": self._advance,
             "capture": self._capture,
             "offer": self._offer,
             "store": self._store,
@@ -71,6 +72,17 @@ class Actions:
         )
         return {"bytes": read}
 
+    def _advance(self, request: Request) -> Request:
+        self._bench(request).advance(
+            request["table"],
+            layouts.from_json(request["layout"]),
+            saved_from_json(request["changes"]),
+            KeyGroups.parse(request["groups"]),
+            Version(request["since"]),
+            request["fence"],
+        )
+        return {}
+
     def _capture(self, request: Request) -> Request:
         file = self._bench(request).capture(
             request["table"],
@@ -79,6 +91,7 @@ class Actions:
             request["instance"],
             KeyGroups.parse(request["groups"]),
             Version(request["version"]),
+            None if request["base"] is None else Version(request["base"]),
         )
         return {"file": file}
 

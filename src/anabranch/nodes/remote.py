@@ -38,6 +38,26 @@ class RemoteBench:
         )
         return int(answer["bytes"])
 
+    def advance(
+        self,
+        table: str,
+        layout: TableLayout,
+        changes: OperatorManifest,
+        groups: KeyGroups,
+        since: Version,
+        fence: int,
+    ) -> None:
+        """See :meth:`Bench.advance`."""
+        self._call(
+            "advance",
+            table=table,
+            layout=layout,
+            changes=saved_to_json(changes),
+            groups=str(groups),
+            since=since,
+            fence=fence,
+        )
+
     def capture(
         self,
         table: str,
@@ -46,6 +66,7 @@ class RemoteBench:
         instance: int,
         groups: KeyGroups,
         version: Version,
+        base: Version | None = None,
     ) -> str:
         """See :meth:`Bench.capture`."""
         answer = self._call(
@@ -56,6 +77,7 @@ class RemoteBench:
             instance=instance,
             groups=str(groups),
             version=version,
+            base=base,
         )
         return str(answer["file"])
 

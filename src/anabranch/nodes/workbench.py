@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from anabranch.state.capture import Capture, capture
 from anabranch.state.checkpoint import read, write
 from anabranch.state.groups import KeyGroups
 from anabranch.state.partition import merge, partition
-from anabranch.state.restore import restore
+from anabranch.state.restore import advance, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
@@ -44,6 +45,20 @@ class Bench(Protocol):
     ) -> int:
         """Make a table with the saved state of some groups; returns the bytes of the files read."""
 
+    def advance(
+        self,
+        table: str,
+        layout: TableLayout,
+        changes: OperatorManifest,
+        groups: KeyGroups,
+        since: Version,
+        fence: int,
+    ) -> None:
+        """Bring a table from a version to a later one, by the changes of its groups in between.
+
+        StateMissing if the table is not, and cannot be rolled back to, the earlier version.
+        """
+
     def capture(
         self,
         table: str,
@@ -52,9 +67,11 @@ class Bench(Protocol):
         instance: int,
         groups: KeyGroups,
         version: Version,
+        base: Version | None = None,
     ) -> str:
-        """Write all rows of a table, as they are at a committed version, to a capture file.
+        """Write the rows of a table, as they are at a committed version, to a capture file.
 
+        All of them, or those that changed since ``base``, where its last checkpoint was taken.
         StateMissing if the table is not, and cannot be rolled back to, that version.
         """
 
@@ -112,6 +129,20 @@ class Workbench:
         restore(self.cleared(table), layout, mine)
         return sum(part.bytes for part in saved.parts if part.groups & groups)
 
+    def advance(
+        self,
+        table: str,
+        layout: TableLayout,
+        changes: OperatorManifest,
+        groups: KeyGroups,
+        since: Version,
+        fence: int,
+    ) -> None:
+        """See :meth:`Bench.advance`."""
+        captures = retrieve(self._store, changes, groups=groups)
+        with self._at(table, layout, since) as opened:
+            advance(opened, partition(captures, {0: groups})[0], fence)
+
     def capture(
         self,
         table: str,
@@ -120,16 +151,11 @@ class Workbench:
         instance: int,
         groups: KeyGroups,
         version: Version,
+        base: Version | None = None,
     ) -> str:
         """See :meth:`Bench.capture`."""
-        opened = StateTable.open(self.path(table), layout)
-        try:
-            with opened.lock(_LOCK_SECONDS):
-                if not _brought_to(opened, version):
-                    raise StateMissing(f"{table} is at version {opened.version}, not {version}")
-                taken = capture(opened, operator, instance, groups=groups, base=None)
-        finally:
-            opened.close()
+        with self._at(table, layout, version) as opened:
+            taken = capture(opened, operator, instance, groups=groups, base=base)
         folder = self._root / CAPTURES
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{uuid.uuid4().hex}.arrow"
@@ -174,6 +200,18 @@ class Workbench:
         for operator in _folders(folder):
             if not any(operator.iterdir()):
                 operator.rmdir()
+
+    @contextmanager
+    def _at(self, table: str, layout: TableLayout, version: Version) -> Iterator[StateTable]:
+        """A table, open and locked, at a version."""
+        opened = StateTable.open(self.path(table), layout)
+        try:
+            with opened.lock(_LOCK_SECONDS):
+                if not _brought_to(opened, version):
+                    raise StateMissing(f"{table} is at version {opened.version}, not {version}")
+                yield opened
+        finally:
+            opened.close()
 
     def cleared(self, table: str) -> Path:
         """Where a table is to be made, with nothing there."""

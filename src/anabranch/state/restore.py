@@ -1,12 +1,14 @@
-"""Restore: a table made from captures, whole or not at all."""
+"""Restore: a table made from captures, whole or not at all; and brought further by later ones."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from anabranch.errors import CheckpointError, SchemaChanged, StateError
 from anabranch.state.capture import Capture, CheckpointSchema, to_values
@@ -28,10 +30,7 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
         raise CheckpointError(
             f"groups {chain.groups}: there are only the changes since version {chain.base}"
         )
-    expected = CheckpointSchema.of(layout)
-    for capture in captures:
-        if capture.schema.fingerprint() != expected.fingerprint():
-            raise SchemaChanged(f"{capture!r} has the columns {capture.schema}, not {expected}")
+    _check_columns(layout, captures)
     if folder.exists():
         raise StateError(f"cannot restore into {folder}: there already is something")
     fresh = folder.with_name(f".{folder.name}.restoring")
@@ -55,6 +54,45 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
     fresh.rename(folder)
 
 
+def advance(table: StateTable, captures: Sequence[Capture], fence: int) -> None:
+    """Bring a table to the version of captures of what changed since the version it is at.
+
+    The caller holds its lock. The table counts as unchanged since then.
+    """
+    chain = follow(captures)
+    if chain.base != table.version:
+        since = "the beginning" if chain.base is None else f"version {chain.base}"
+        raise CheckpointError(
+            f"the state table in {table.folder} is at version {table.version}, and the captures "
+            f"have the changes since {since}"
+        )
+    _check_columns(table.layout, captures)
+    for version in range(table.version + 1, chain.version):
+        # Versions come one after the other; nothing happened here in these.
+        table.begin(Version(version), fence)
+        table.finish()
+    table.begin(chain.version, fence)
+    for capture in newest_rows(captures, keep_deleted=True):
+        _delete(table, replace(capture, rows=capture.rows.filter(pa.array(capture.deleted()))))
+        _load(table, replace(capture, rows=capture.rows.filter(pa.array(~capture.deleted()))))
+    table.mark_clean()
+    table.finish()
+
+
+def _check_columns(layout: TableLayout, captures: Sequence[Capture]) -> None:
+    expected = CheckpointSchema.of(layout)
+    for capture in captures:
+        if capture.schema.fingerprint() != expected.fingerprint():
+            raise SchemaChanged(f"{capture!r} has the columns {capture.schema}, not {expected}")
+
+
+def _delete(table: StateTable, capture: Capture) -> None:
+    for keys in key_batches(capture, table.layout.key):
+        rows = table.find(keys)
+        # A key may have come and gone since the version before.
+        table.delete(rows[rows >= 0])
+
+
 def _load(table: StateTable, capture: Capture) -> None:
     schema = capture.schema
     values_from = schema.key_count + len(schema.bookkeeping)
@@ -66,4 +104,5 @@ def _load(table: StateTable, capture: Capture) -> None:
         if schema.timers:
             timers = batch.column(values_from - 1)
             timed = np.flatnonzero(timers.is_valid().to_numpy(zero_copy_only=False))
+            table.clear_timer(np.delete(rows, timed))
             table.set_timer(rows[timed], timers.drop_null().to_numpy())
