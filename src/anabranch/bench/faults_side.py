@@ -45,7 +45,7 @@ class Started:
     version: Callable[[], int]
     state_rows: Callable[[], int]
     events: Callable[[], list[dict[str, Any]]]
-    scale: Callable[[int], None]
+    scale: Callable[[int, Feed], None]
     used: Callable[[], list[str]]
     check: Callable[[], None]
     stop: Callable[[], None]
@@ -60,6 +60,8 @@ class Feed(threading.Thread):
         self._numbers = np.random.default_rng(scenario.seed)
         self._files = 0
         self.over = threading.Event()
+        self.held = threading.Lock()
+        """Whoever has it keeps rows from being written; they are written all the same, later."""
 
     def fill(self) -> int:
         """Write a row for every key, and the backlog; how many files."""
@@ -76,7 +78,8 @@ class Feed(threading.Thread):
         rows = max(1, int(self._scenario.rate * _TICK))
         due = time.monotonic()
         while not self.over.wait(max(0.0, due - time.monotonic())):
-            self._write(self._numbers.integers(0, self._scenario.keys, rows))
+            with self.held:
+                self._write(self._numbers.integers(0, self._scenario.keys, rows))
             due += _TICK
 
     def _write(self, words: Any) -> None:
@@ -126,7 +129,7 @@ def _carry_out(
     if scenario.act is Act.KILL:
         cluster.kill(query.used()[0])
     elif scenario.act is Act.SCALE:
-        query.scale(scenario.grow_to)
+        query.scale(scenario.grow_to, feed)
     over = time.monotonic() - commits.began
     if scenario.act is not Act.NOTHING:
         reached = query.version()
@@ -197,7 +200,7 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
         lambda: int(query.version),
         state_rows,
         lambda: [json.loads(event.to_json()) for event in query.events],
-        lambda n: query.scale(_OPERATOR, n),
+        lambda n, _: query.scale(_OPERATOR, n),
         lambda: [host for host, has in query.nodes.items() if has],
         check,
         query.stop,
@@ -230,12 +233,14 @@ def _spark(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
         if not running[0].isActive:
             raise RuntimeError(f"Spark's query has ended: {running[0].exception()}")
 
-    def scale(instances: int) -> None:
+    def scale(instances: int, feed: Feed) -> None:
         """Spark's way: stop, divide the state in the checkpoint folder, start again."""
-        running[0].stop()
-        manager = spark._streamingCheckpointManager
-        # Stopping breaks a batch off; only if it may be skipped does Spark divide the state.
-        manager.repartition(str(folder / "checkpoint"), instances, enforce_exactly_once_sink=False)
+        with feed.held:
+            # Stopping may not break a batch off: Spark divides the state only after a whole one,
+            # and over one that it is told to skip its file source fails when started again.
+            running[0].processAllAvailable()
+            running[0].stop()
+        spark._streamingCheckpointManager.repartition(str(folder / "checkpoint"), instances)
         # Dividing counts as a batch of its own.
         reached[0] += 1
         running[0] = writer.start()
