@@ -1,8 +1,10 @@
 """Random faults and random scaling of three operators on a cluster; the result must not change.
 
-``FAULTS`` sets how many faults there are in all (make chaos: 200), ``SEED`` repeats a run.
+``FAULTS`` sets how many faults there are in all (make chaos: 200), ``SEED`` repeats a run. Every
+round has a seed of its own, ``SEED`` and the ones after it.
 """
 
+import json
 import os
 import random
 from pathlib import Path
@@ -12,50 +14,73 @@ import pytest
 from cluster import runs
 
 FAULTS = int(os.environ.get("FAULTS", "2"))
-FILES = 24 if FAULTS > 2 else 10
+FILES = 60 if FAULTS > 2 else 10
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
-_MOST = 8
+_MOST = 25
 """Faults in one round."""
 OPERATORS = ("users", "cities", "sizes")
+KINDS = (
+    "kill", "kill", "kill two", "kill all", "executor", "agent", "both", "worker",
+    "kill while scaling", "kill in a checkpoint", "everything",
+)  # fmt: skip
+
+FAULT_ACTS = ("kill", "executor", "agent", "both", "worker", "everything")
 
 
-def plan_of(chance: random.Random, faults: int) -> tuple[dict[str, list[str]], int]:
-    """What is done after which batch, and how many of it are faults."""
+def plan_of(chance: random.Random, faults: int, backup: str) -> dict[str, list[str]]:
+    """What is done after which batch."""
     acts: dict[str, list[str]] = {}
-    moments = sorted(chance.sample(range(2, FILES - 3), faults))
-    for moment in moments:
+    kinds = list(KINDS)
+    if backup == "upstream":  # the nodes have the backups of each other, and only they
+        kinds = [kind for kind in kinds if kind not in ("kill two", "kill all", "everything")]
+    for moment in sorted(chance.sample(range(2, FILES - 3), faults)):
         when = chance.choice(["", "~"])
         which = chance.randrange(3)
-        kind = chance.choice(["kill", "kill", "executor", "agent", "kill while scaling"])
+        kind = chance.choice(kinds)
         scale = f"~scale {chance.choice(OPERATORS)} {chance.randrange(1, 5)}"
-        if kind == "kill while scaling":
-            acts[str(moment)] = [scale, f"{when}kill {which}", "~add"]
-        elif kind == "kill":
-            acts[str(moment)] = [f"{when}kill {which}", "~add"]
-        else:
-            acts[str(moment)] = [f"{when}{kind} {which}"]
-        if chance.random() < 0.3:
+        acts[str(moment)] = {
+            "kill": [f"{when}kill {which}", "~start"],
+            "kill two": [f"{when}kill {which} {which + 1}", "~start", "~start"],
+            "kill all": [f"{when}kill all", "~start", "~start", "~start"],
+            "kill while scaling": [scale, f"{when}kill {which}", "~start"],
+            "kill in a checkpoint": ["~checkpoint", f"~kill {which}", "~start"],
+            "everything": [f"{when}everything"],
+        }.get(kind, [f"{when}{kind} {which}"])
+        if kind == "everything":
+            kinds.remove(kind)
+        elif chance.random() < 0.2:
             acts[str(moment)].append(scale)
-    return acts, len(moments)
+    return acts
+
+
+def faults_in(work: Path) -> int:
+    """How often something was killed in a run."""
+    acts = [
+        line.split()[1]
+        for line in (work / "log").read_text().splitlines()
+        if line.startswith("act ")
+    ]
+    return len([act for act in acts if act in FAULT_ACTS])
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(14400)
 def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
-    chance = random.Random(SEED)
     print(f"SEED={SEED}")
     source = runs.make_input(tmp_path / "input", SEED, FILES)
     runs.run(source, tmp_path / "undisturbed", nodes=0)
     done = rounds = 0
     while done < FAULTS:
-        acts, faults = plan_of(chance, min(_MOST, FAULTS - done))
-        work = tmp_path / f"round-{rounds}"
+        chance = random.Random(SEED + rounds)
+        faults = min(_MOST, FAULTS - done)
         backup = chance.choice(["files", "upstream"])
         seconds = chance.choice([0.3, 1.0, 30.0])
-        print(f"round {rounds}: backup={backup}, checkpoints every {seconds} s, {acts}", flush=True)
-        runs.run(source, work, 900, nodes=3, backup=backup, seconds=seconds, acts=acts)
+        acts = plan_of(chance, faults, backup)
+        work = tmp_path / f"round-{rounds}"
+        print(f"seed {SEED + rounds}: backup={backup}, checkpoints every {seconds} s, {acts}")
+        plan = {"nodes": 3, "backup": backup, "seconds": seconds, "acts": acts}
+        runs.run_anyhow(source, work, 2400, **plan)
         runs.same(work, tmp_path / "undisturbed")
-        done, rounds = done + faults, rounds + 1
-        print(
-            f"seed {SEED}: {done} faults in {rounds} rounds, nothing lost or repeated", flush=True
-        )
+        done, rounds = done + faults_in(work), rounds + 1
+        failures = json.loads((work / "failures.json").read_text())
+        print(f"{done} faults in {rounds} rounds, nothing lost or repeated; refused: {failures}")

@@ -3,9 +3,10 @@
 Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
 "seconds": 0.5, "acts": {"5": ["kill 0", "scale users 3"]}}. What is under a number is done after
 that batch was committed: ``kill N ...`` the N-th node in use, and others with it, ``kill all``,
-``executor N``, ``agent N``, ``add``, ``retire`` an idle executor, ``wait N`` for N nodes,
-``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
-while batches run. Results are in WORK/out and WORK/state.
+``executor N``, ``agent N``, ``both N``, the Python ``worker N``, ``everything`` with the driver
+(once: WORK/killed says that it was), ``add`` and wait for it, ``start`` another node, ``retire``
+an idle executor, ``wait N`` for N nodes, ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with
+``~`` before it in a thread of its own, while batches run. Results are in WORK/out and WORK/state.
 """
 
 import json
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
@@ -68,8 +70,8 @@ def build(spark, work: Path, *, ordered: bool) -> ab.Query:
 
 
 class Acts:
-    def __init__(self, cluster: LocalCluster | None, query: RunningQuery) -> None:
-        self.cluster, self.query = cluster, query
+    def __init__(self, cluster: LocalCluster | None, query: RunningQuery, work: Path) -> None:
+        self.cluster, self.query, self.work = cluster, query, work
         self.threads: list[threading.Thread] = []
         self.failures: list[str] = []
 
@@ -98,6 +100,10 @@ class Acts:
         elif what == "add":
             host = self.cluster.add()
             self._await(lambda: host in self.query.nodes)
+        elif what == "start":
+            self.cluster.add()
+        elif what == "everything":
+            self._kill_everything()
         elif what == "retire":
             idle = [host for host, has in self.query.nodes.items() if not has]
             before = len(self.query.nodes)
@@ -112,6 +118,8 @@ class Acts:
                 "kill": self.cluster.kill,
                 "executor": self.cluster.kill_executor,
                 "agent": self._kill_agent,
+                "both": self._kill_both,
+                "worker": self._kill_worker,
             }[what]
             for host in sorted(chosen):
                 fault(host)
@@ -136,6 +144,30 @@ class Acts:
         agents = self.query._running.cluster._agents
         if host in agents:
             os.kill(agents[host].call("ping")["pid"], signal.SIGKILL)
+
+    def _kill_both(self, host: str) -> None:
+        self._kill_agent(host)
+        self.cluster.kill_executor(host)
+
+    def _kill_worker(self, host: str) -> None:
+        """A Python worker of a node: what the daemon there has forked."""
+        folder = str(self.cluster.folder / host)
+        for process in psutil.Process().children(recursive=True):
+            try:
+                parent = process.parent()
+                if parent is None or parent.cmdline()[1:3] != ["-m", "anabranch.spark.daemon"]:
+                    continue
+                if process.cwd().startswith(folder):
+                    process.kill()
+                    return
+            except psutil.NoSuchProcess:
+                continue
+
+    def _kill_everything(self) -> None:
+        killed = self.work / "killed"
+        if not killed.exists():
+            killed.touch()
+            os.killpg(os.getpgid(0), signal.SIGKILL)
 
     def wait(self) -> None:
         for thread in self.threads:
@@ -168,14 +200,15 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
         movement=ab.FromCheckpoint(plan.get("parallelism", 1)),
         tls=ab.Tls(*plan["tls"]) if "tls" in plan else None,
     )
-    acts = Acts(cluster, query)
+    acts = Acts(cluster, query, work)
+    before = query.version
     for version, file in enumerate(sorted(source.iterdir())):
         if not (work / "feed" / file.name).exists():
             os.link(file, work / "feed" / file.name)
         while query.version < version:
             query.await_termination(0.01)
         print(f"committed {version}", flush=True)
-        for act in plan.get("acts", {}).get(str(version), []):
+        for act in plan.get("acts", {}).get(str(version), []) if version > before else ():
             acts.do(act)
     acts.wait()
     (work / "state").mkdir(exist_ok=True)
