@@ -31,6 +31,8 @@ from anabranch.state.lock import locked
 
 _BACKUPS = "backups"
 _GRACE = 1.0
+_NICENESS = 5
+"""Copying state gives way to batches. When these wait for it, nothing else wants the processor."""
 
 _log = logging.getLogger(__name__)
 
@@ -189,6 +191,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    os.nice(_NICENESS)
     answer = _answers()
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
