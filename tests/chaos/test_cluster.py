@@ -68,7 +68,7 @@ def faults_in(work: Path) -> int:
 def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
     print(f"SEED={SEED}")
     source = runs.make_input(tmp_path / "input", SEED, FILES)
-    runs.run(source, tmp_path / "undisturbed", nodes=0)
+    runs.run(source, tmp_path / "undisturbed", 2400, nodes=0)
     done = rounds = 0
     while done < FAULTS:
         chance = random.Random(SEED + rounds)
