@@ -26,6 +26,8 @@ import anabranch as ab
 from anabranch.cluster import LocalCluster
 from anabranch.query.running import RunningQuery
 
+FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For processes that do not live long enough for an optimising compiler to be worth its while."""
 OPERATORS = {"users": "user", "cities": "city", "sizes": "size"}
 
 
@@ -177,7 +179,12 @@ class Acts:
 def main() -> None:
     source, work, plan = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     (work / "feed").mkdir(exist_ok=True)
-    conf = {"spark.ui.enabled": False, "spark.log.level": "ERROR"}
+    conf = {
+        "spark.ui.enabled": False,
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": FRUGAL,
+        "spark.executor.extraJavaOptions": FRUGAL,
+    }
     if plan["nodes"] == 0:
         run(None, ab.session("local[2]", **conf), source, work, plan)
         return
