@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -25,10 +27,17 @@ from anabranch.bench.harness import Bar, Measure, Result, Timing
 from anabranch.bench.road import World
 from anabranch.bench.road_run import Outcome, Window, run, session
 from anabranch.linearroad.answers import Delays
+from anabranch.linearroad.clock import SLICES
+from anabranch.linearroad.copies import rows_before
 from anabranch.linearroad.rows import HOURS3, Answer
 from anabranch.linearroad.verdict import Verdict
 
+Array = npt.NDArray[Any]
+
 L_BAR, MEDIAN_BAR, TAIL_BAR = 350, 0.700, 1.459
+_HOUR = 3600
+_COLD = 5
+"""Batches before a query is up to speed, which would flatter what comes later."""
 _NAMES = {
     Answer.TOLL: "toll notifications",
     Answer.ALERT: "accident alerts",
@@ -121,6 +130,8 @@ def measure(order: Order, console: Console) -> RoadResult:
 
             best = _search(one, order) if order.search else one(order.xways)
         _conclude(result, order, best)
+        if window.start == 0 and not window.pace and window.end >= 2 * _HOUR:
+            _compare_hours(result, best.outcome, rows_before(str(world.input)))
         if order.output is not None:
             count = best.outcome.answers.write(order.output)
             console.print(f"written: {count:,} answers to {order.output}")
@@ -180,6 +191,26 @@ def _conclude(result: RoadResult, order: Order, best: Found) -> None:
         result.notes.append(
             f"started at second {order.window.start}: balances are not of the whole stream"
         )
+
+
+def _compare_hours(result: RoadResult, outcome: Outcome, before: Array) -> None:
+    """Throughput of the first hour and of the last, in batches of the same size."""
+    seconds, rows, fed = [0.0, 0.0], [0, 0], 0
+    for batch in outcome.batches:
+        fed += batch.rows
+        if batch.version < _COLD:
+            continue
+        at = int(np.searchsorted(before, fed / outcome.xways)) / SLICES
+        for number, (since, until) in enumerate(
+            [(0, _HOUR), (outcome.window.end - _HOUR, outcome.window.end)]
+        ):
+            if since < at <= until:
+                seconds[number] += batch.seconds
+                rows[number] += batch.rows
+    first, last = (each / spent for each, spent in zip(rows, seconds, strict=True))
+    result.notes.append(f"first hour {first:,.0f} rows/s, last hour {last:,.0f} rows/s")
+    name = "throughput of the last hour against the first"
+    result.bars.append(Bar(name, last / first, 0.9, at_least=True))
 
 
 def _described(found: Found) -> dict[str, Any]:
