@@ -23,6 +23,8 @@ def spark() -> Iterator[SparkSession]:
             "spark.ui.enabled": False,
             "spark.log.level": "ERROR",
             "spark.sql.shuffle.partitions": 2,
+            # Tests are over before an optimising compiler is worth its while.
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
             # As on a cluster: pinned partitions go to their host, not to where rows come from.
             "spark.shuffle.reduceLocality.enabled": False,
             "spark.sql.session.timeZone": "America/New_York",

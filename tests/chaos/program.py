@@ -18,7 +18,12 @@ from anabranch.query.running import RunningQuery
 
 
 def build(source: Path, work: Path) -> ab.Query:
-    spark = ab.session("local[2]", **{"spark.ui.enabled": False, "spark.log.level": "ERROR"})
+    conf = {
+        "spark.ui.enabled": False,
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    spark = ab.session("local[2]", **conf)
     rides = (
         spark.readStream.schema("at timestamp, user string, city int, fare double")
         .option("maxFilesPerTrigger", 1)
