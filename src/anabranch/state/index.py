@@ -50,6 +50,11 @@ class Index:
         self._arena.ensure(_SLOTS, segments.FIRST_SLOT)
         segments.clear(self._directory)
 
+    def reserve(self, hashes: Array) -> None:
+        """Take the room for keys of these hashes at once. The index must be empty."""
+        self._arena.clear(_SLOTS)
+        self._arena.ensure(_SLOTS, segments.lay_out(self._directory, hashes))
+
     @property
     def rehashed(self) -> int:
         """How many entries growing has moved since the index was made."""

@@ -39,14 +39,14 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
     try:
         with table.lock(timeout=0):
             table.begin(chain.version, 0)
-            for capture in newest_rows(captures, keep_deleted=False):
+            newest = newest_rows(captures, keep_deleted=False)
+            table.reserve(np.concatenate([capture.hashes() for capture in newest]))
+            for capture in newest:
                 _load(table, capture)
             table.mark_clean()
             table.finish()
-            # The version before was never there, only an empty table in its place. With the next
-            # one begun there is no way back to it, and that one is undone again.
-            table.begin(Version(chain.version + 1), 0)
-            table.rollback()
+            # The version before was never there, only an empty table in its place.
+            table.forget_previous()
     except BaseException:
         table.destroy()
         raise

@@ -140,7 +140,20 @@ class StateTable:
         else:
             versions.roll_back(self._storage)
 
+    def forget_previous(self) -> None:
+        """Let the last finished version be one that cannot be rolled back."""
+        versions.forget(self._storage, self._storage.header.load())
+
     # Rows
+
+    def reserve(self, hashes: Array) -> None:
+        """Take room for keys of these hashes at once, in a table without any rows.
+
+        Entering them is faster then: the index does not grow again and again.
+        """
+        if self._writing().counters.rows:
+            raise StateError(f"the state table in {self.folder} is not empty")
+        self._storage.index.reserve(hashes)
 
     def rows(self, keys: KeyBatch) -> Array:
         """The row of each key (int64), made where the key is new."""

@@ -30,9 +30,7 @@ def begin(storage: Storage, version: int, fence: int) -> Counters:
             f"version {version} needs the state of version {version - 1}; the table in "
             f"{storage.folder} has {describe(counters)}"
         )
-    counters.previous = NONE
-    header.flip(counters)
-    storage.journal.clear()
+    forget(storage, counters)
     counters = _maintain(storage, counters)
     counters.unfinished = version
     counters.tick += 1
@@ -41,6 +39,13 @@ def begin(storage: Storage, version: int, fence: int) -> Counters:
     header.flip(counters)
     maintenance.give_back(storage, counters, changed)
     return counters
+
+
+def forget(storage: Storage, counters: Counters) -> None:
+    """Give up the way back to the version before the last finished one."""
+    counters.previous = NONE
+    storage.header.flip(counters)
+    storage.journal.clear()
 
 
 def finish(storage: Storage, counters: Counters) -> None:
