@@ -109,7 +109,8 @@ class ByChanges:
         running = self._new.coordinator.running
         self._warm()
         for _ in range(_ROUNDS):
-            if running.committed.version - self._at <= _NEAR:
+            behind = running.committed.version - self._at
+            if behind == 0 or (behind <= _NEAR and running.checkpoints.base == self._at):
                 break
             self._advance_to(self._checkpoint())
 

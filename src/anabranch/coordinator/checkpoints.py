@@ -119,9 +119,13 @@ class Checkpoints:
         self._queue.put(taken)
 
     def store(self, taken: Taken) -> None:
-        """Store full captures now, and wait for it."""
+        """Store full captures now, and wait for it.
+
+        They were not taken by a batch, so the tables still build on the checkpoint before.
+        """
         self.wait()
         self._store_taken(taken)
+        self._base = None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is on its way any more."""

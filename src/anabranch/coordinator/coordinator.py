@@ -235,6 +235,17 @@ class Coordinator:
                 time.sleep(_pause(attempt))
         raise AssertionError("the last attempt returns or raises")
 
+    def checkpoint(self) -> Version:
+        """Save all state now, without waiting for a batch; the version that is stored."""
+        taken = self.at_rest(self._captured)
+        self.running.checkpoints.store(taken)
+        return taken.commit.version
+
+    def _captured(self) -> Taken:
+        running = self.running
+        commit = running.committed
+        return Taken(commit, running.tables.capture_all(running.routing, commit.version))
+
     def restarted(self) -> None:
         """All tables are at the last committed version again."""
         self._recovery.forget()

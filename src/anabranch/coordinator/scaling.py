@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anabranch.coordinator.catching_up import Newcomers, way_to_catch_up
-from anabranch.coordinator.checkpoints import Taken
 from anabranch.coordinator.tables import HERE, Tables
 from anabranch.errors import QueryFailed, StateMissing
 from anabranch.state.groups import Routing
-from anabranch.units import Version
+from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
     from anabranch.coordinator.coordinator import Coordinator
@@ -37,6 +36,7 @@ class Scaling:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._one_at_a_time = threading.Lock()
+        self._used = self._failed_with = NO_VERSION
 
     def scale(self, operator: str, instances: int) -> None:
         """Divide an operator over so many instances, and wait until it is."""
@@ -82,6 +82,7 @@ class Scaling:
                     details |= self._on_nodes(operator, after, hosts)
                     return
                 except Exception as error:
+                    self._failed_with = self._used
                     running.events.add("scale failed", operator=operator, reason=str(error)[:500])
                     if attempt == _ATTEMPTS or self._coordinator.stopping:
                         raise QueryFailed(
@@ -129,7 +130,7 @@ class Scaling:
         running = coordinator.running
         assert running.cluster is not None
         before = running.routing[operator]
-        start = self._checkpoint()
+        start = self._used = self._checkpoint()
         clock.step("checkpoint_seconds")
         (node,) = [n for n in running.bounds if n.name == operator]
         new = Newcomers(coordinator, node, after, self._placed(operator, after, hosts))
@@ -155,18 +156,17 @@ class Scaling:
         coordinator = self._coordinator
         running = coordinator.running
         with coordinator.turn:
-            running.needed = ordered = running.committed.version
+            running.needed = running.committed.version
+            # Of the one that an attempt has failed with a part may be lost.
+            ordered = max(running.committed.version, self._failed_with + 1)
             running.checkpoints.force()
         deadline = time.monotonic() + _PATIENCE
         while running.checkpoints.stored < ordered:
             if time.monotonic() > deadline:
                 # There is no batch to take it with.
-                with coordinator.turn:
-                    self._check_running()
-                    commit = running.committed
-                    files = running.tables.capture_all(running.routing, commit.version)
-                running.checkpoints.store(Taken(commit, files))
-                return commit.version
+                self._check_running()
+                self._failed_with = NO_VERSION
+                return coordinator.checkpoint()
             time.sleep(_LOOK_SECONDS)
         return running.checkpoints.stored
 

@@ -18,7 +18,6 @@ from anabranch.backup.store import Backup
 from anabranch.backup.upstream import Upstream
 from anabranch.checkpointing.policy import Checkpointing, Never
 from anabranch.coordinator import startup
-from anabranch.coordinator.checkpoints import Taken
 from anabranch.coordinator.coordinator import Coordinator, Running
 from anabranch.coordinator.events import Event
 from anabranch.coordinator.failures import translated
@@ -198,14 +197,7 @@ class RunningQuery:
 
     def checkpoint(self) -> Version:
         """Save all state now and wait until it is stored. Returns the version saved."""
-        taken = self._coordinator.at_rest(self._captured)
-        self._running.checkpoints.store(taken)
-        return taken.commit.version
-
-    def _captured(self) -> Taken:
-        running = self._running
-        commit = running.committed
-        return Taken(commit, running.tables.capture_all(running.routing, commit.version))
+        return self._coordinator.checkpoint()
 
     def scale(self, operator: str, instances: int) -> None:
         """Divide an operator over another number of instances while the stream goes on.
