@@ -337,7 +337,15 @@ def test_a_failed_restore_leaves_nothing(folder: Path, monkeypatch: pytest.Monke
     run = Run(folder / "run")
     full = run.step({(*USER_KEYS[0], 0): 1}, None)
     assert full
-    for step in ("reserve", "rows", "set", "set_timer", "mark_clean", "finish", "forget_previous"):
+    for step in (
+        "append",
+        "set",
+        "set_timer",
+        "reindex",
+        "mark_clean",
+        "finish",
+        "forget_previous",
+    ):
 
         def failing(*_: object) -> None:
             raise OSError("no more")
@@ -354,15 +362,8 @@ def test_a_killed_restore_is_no_table(folder: Path) -> None:
     run = Run(folder / "run")
     full = run.step({(*key, 0): 5 for key in USER_KEYS}, None)
     assert full
-    for step in (
-        "reserve",
-        "rows",
-        "set_timer",
-        "mark_clean",
-        "finish",
-        "forget_previous",
-        "close",
-    ):
+    steps = ("append", "set_timer", "reindex", "mark_clean", "finish", "forget_previous", "close")
+    for step in steps:
         if (child := os.fork()) == 0:
             real = getattr(StateTable, step)
 

@@ -199,6 +199,68 @@ def find(
 
 
 @kernel
+def _write(
+    head: Array,
+    width: Any,
+    row: Any,
+    heap: Array,
+    heap_words: Array,
+    here: Any,
+    hashes: Array,
+    groups: Array,
+    words: Array,
+    starts: Array,
+    lens: Array,
+    data: Array,
+    i: Any,
+) -> Any:
+    """Write the record of key i as that of a row; returns the place behind it in the heap."""
+    at = row * width
+    head[at] = hashes[i]
+    head[at + _ONE] = (_uint(groups[i]) << _uint(2)) | _LIVE
+    for w in range(words.shape[1]):
+        head[at + _uint(2 + w)] = words[i, w]
+    if lens.shape[1] == 0:
+        return here
+    at += _uint(2 + words.shape[1])
+    head[at] = _uint(here)
+    length = 0
+    for k in range(lens.shape[1]):
+        part = _int(lens[i, k])
+        head[at + _uint(1 + k)] = _uint(part + 1)
+        start = starts[i, k]
+        for b in range(part):
+            heap[here + 8 + length + b] = data[start + b]
+        length += max(part, 0)
+    heap_words[here >> 3] = (_uint(length) << HALF) | row
+    return here + 8 + ((length + 7) & ~7)
+
+
+@kernel
+def append(
+    head: Array,
+    width: int,
+    heap: Array,
+    heap_words: Array,
+    hashes: Array,
+    groups: Array,
+    words: Array,
+    starts: Array,
+    lens: Array,
+    data: Array,
+    row: int,
+    here: int,
+) -> int:
+    """Write records one after the other; returns the place in the heap behind them."""
+    for i in range(hashes.shape[0]):
+        here = _write(
+            head, _uint(width), _uint(row + i), heap, heap_words, here,
+            hashes, groups, words, starts, lens, data, _uint(i),
+        )  # fmt: skip
+    return here
+
+
+@kernel
 def insert(
     slots: Array,
     slot_limit: int,
@@ -229,7 +291,6 @@ def insert(
     """
     first, rows, unused, here, births, revivals, moves = cursor[:7]
     step = _uint(width)
-    parts_at = _uint(2 + words.shape[1])
     total = missing.shape[0]
     complete = True
     for m in range(first, total):
@@ -280,24 +341,10 @@ def insert(
             else:
                 row = _uint(rows)
                 rows += 1
-            at = row * step
-            head[at] = hashes[i]
-            head[at + _ONE] = (_uint(groups[i]) << _uint(2)) | _LIVE
-            for w in range(words.shape[1]):
-                head[at + _uint(2 + w)] = words[i, w]
-            if lens.shape[1] > 0:
-                at += parts_at
-                head[at] = _uint(here)
-                length = 0
-                for k in range(lens.shape[1]):
-                    part = _int(lens[i, k])
-                    head[at + _uint(1 + k)] = _uint(part + 1)
-                    start = starts[i, k]
-                    for b in range(part):
-                        heap[here + 8 + length + b] = data[start + b]
-                    length += max(part, 0)
-                heap_words[here >> 3] = (_uint(length) << HALF) | row
-                here += 8 + ((length + 7) & ~7)
+            here = _write(
+                head, step, row, heap, heap_words, here,
+                hashes, groups, words, starts, lens, data, i,
+            )  # fmt: skip
             slots[base + place] = (tag << HALF) | (row + _ONE)
             directory[SEGMENTS + segment] += 1
             born[births] = row

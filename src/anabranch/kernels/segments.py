@@ -155,8 +155,12 @@ def clear(directory: Array) -> None:
 
 
 @kernel
-def _divide(directory: Array) -> int:
-    """Give slots to segments that are to have as many entries as is noted. Returns all slots."""
+def plan(directory: Array, head: Array, width: int, rows: int) -> int:
+    """Lay out an empty index with room for all rows that are not free. Returns its slots."""
+    clear(directory)
+    for row in range(rows):
+        if head[row * width + 1] & STATE != FREE:
+            directory[SEGMENTS + _int(tag_of(head[row * width]) >> SHIFT)] += 1
     for wide in (True, False):  # segments of a page and more first: they start at a page
         for segment in range(SEGMENTS):
             count = directory[SEGMENTS + segment]
@@ -167,27 +171,6 @@ def _divide(directory: Array) -> int:
                 directory[segment] = (directory[TAIL] << 8) | log
                 directory[TAIL] += 1 << log
     return int(directory[TAIL])
-
-
-@kernel
-def plan(directory: Array, head: Array, width: int, rows: int) -> int:
-    """Lay out an empty index with room for all rows that are not free. Returns its slots."""
-    clear(directory)
-    for row in range(rows):
-        if head[row * width + 1] & STATE != FREE:
-            directory[SEGMENTS + _int(tag_of(head[row * width]) >> SHIFT)] += 1
-    return _divide(directory)
-
-
-@kernel
-def lay_out(directory: Array, hashes: Array) -> int:
-    """Lay out an empty index with room for keys of these hashes. Returns its slots."""
-    clear(directory)
-    for i in range(hashes.shape[0]):
-        directory[SEGMENTS + _int(tag_of(hashes[i]) >> SHIFT)] += 1
-    slots = _divide(directory)
-    directory[SEGMENTS:TAIL] = 0
-    return slots
 
 
 @kernel

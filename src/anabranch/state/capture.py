@@ -153,10 +153,6 @@ class Capture:
         of_rows = self.rows.column(self.schema.key_count + 1).to_numpy()
         return replace(self, groups=wanted, rows=self.rows.filter(pa.array(wanted.mask(of_rows))))
 
-    def hashes(self) -> Array:
-        """The hash of each row's key (uint64)."""
-        return cast(Array, self.rows.column(self.schema.key_count).to_numpy())
-
     def deleted(self) -> Array:
         """Which rows are deleted ones (bool)."""
         return cast(Array, self.rows.column(self.schema.key_count + 2).to_numpy())

@@ -70,6 +70,26 @@ class Changes:
                 self._revive(revived)
                 self._rows[before:] = [_in_order(self._rows[before:], out[missing])]
 
+    def append(self, keys: KeyBatch) -> Array:
+        """Give rows to keys that the table does not have; only a rebuilt index knows them."""
+        storage, counters = self._storage, self.counters
+        first, its = counters.rows, counters.heaps[0]
+        with self._whole():
+            storage.reserve_rows(first + len(keys))
+            place = self._reserve_parts(keys.lens)
+            added = storage.index.append(keys, first, place) - place
+            its.tail += added
+            its.live += added
+            counters.appended += added
+            counters.rows += len(keys)
+            counters.live += len(keys)
+            storage.reset(slice(first, counters.rows))
+            storage.marks[first : counters.rows] = counters.tick
+            rows = np.arange(first, counters.rows)
+            self._rows.append(rows)
+            self._add_dirty(rows)
+        return rows
+
     def _revive(self, rows: Array) -> None:
         self.touch(rows)
         back = self._storage.change(rows, DEAD, LIVE)
@@ -128,10 +148,8 @@ class Changes:
         """Enter keys into the index: rows made, dead rows found, how many made were free ones."""
         storage, counters = self._storage, self.counters
         storage.reserve_rows(counters.rows + max(0, len(missing) - counters.free))
-        place, its = 0, counters.heaps[0]
-        if storage.layout.key.parts:
-            lens = np.maximum(keys.lens[missing], 0).sum(axis=1, dtype=np.int64)
-            place = storage.heaps[0].reserve(its, record_bytes(lens))
+        its = counters.heaps[0]
+        place = self._reserve_parts(keys.lens[missing])
         cursor = np.array([counters.rows, counters.free, place], np.int64)
         born, revived = storage.index.insert(keys, missing, out, storage.free.rows, cursor)
         reused = counters.free - int(cursor[1])
@@ -141,6 +159,13 @@ class Changes:
         its.live += added
         counters.appended += added
         return born, revived, reused
+
+    def _reserve_parts(self, lens: Array) -> int:
+        """Make room in the key heap for the parts of keys; the place where it is."""
+        if not self._storage.layout.key.parts:
+            return 0
+        sizes = record_bytes(np.maximum(lens, 0).sum(axis=1, dtype=np.int64))
+        return self._storage.heaps[0].reserve(self.counters.heaps[0], sizes)
 
 
 def _in_order(parts: list[Array], of_keys: Array) -> Array:

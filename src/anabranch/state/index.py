@@ -50,11 +50,6 @@ class Index:
         self._arena.ensure(_SLOTS, segments.FIRST_SLOT)
         segments.clear(self._directory)
 
-    def reserve(self, hashes: Array) -> None:
-        """Take the room for keys of these hashes at once. The index must be empty."""
-        self._arena.clear(_SLOTS)
-        self._arena.ensure(_SLOTS, segments.lay_out(self._directory, hashes))
-
     @property
     def rehashed(self) -> int:
         """How many entries growing has moved since the index was made."""
@@ -116,6 +111,26 @@ class Index:
         self._forget(outgrown[: state[6]])
         cursor[:] = state[1:4]
         return born[: state[4]], revived[: state[5]]
+
+    def append(self, keys: KeyBatch, row: int, place: int) -> int:
+        """Write the records of keys from a row and a place in the key heap on, out of the index.
+
+        Returns the place behind them. Only :meth:`rebuild` enters them.
+        """
+        return kernels.append(
+            self._head,
+            self._width,
+            self._heap.data,
+            self._heap.words,
+            keys.hashes,
+            keys.groups,
+            keys.words,
+            keys.starts,
+            keys.lens,
+            keys.data,
+            row,
+            place,
+        )
 
     def remove(self, rows: Array) -> None:
         """Take rows out; their records must still be as they were."""

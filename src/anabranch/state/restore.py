@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import CheckpointError, SchemaChanged, StateError
 from anabranch.state.capture import Capture, CheckpointSchema, to_values
 from anabranch.state.chains import follow
+from anabranch.state.keys import KeyBatch
 from anabranch.state.partition import key_batches, newest_rows
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
+
+Array = npt.NDArray[Any]
 
 
 def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> None:
@@ -39,10 +44,9 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
     try:
         with table.lock(timeout=0):
             table.begin(chain.version, 0)
-            newest = newest_rows(captures, keep_deleted=False)
-            table.reserve(np.concatenate([capture.hashes() for capture in newest]))
-            for capture in newest:
-                _load(table, capture)
+            for capture in newest_rows(captures, keep_deleted=False):
+                _load(table, capture, table.append)
+            table.reindex()
             table.mark_clean()
             table.finish()
             # The version before was never there, only an empty table in its place.
@@ -74,7 +78,8 @@ def advance(table: StateTable, captures: Sequence[Capture], fence: int) -> None:
     table.begin(chain.version, fence)
     for capture in newest_rows(captures, keep_deleted=True):
         _delete(table, replace(capture, rows=capture.rows.filter(pa.array(capture.deleted()))))
-        _load(table, replace(capture, rows=capture.rows.filter(pa.array(~capture.deleted()))))
+        kept = replace(capture, rows=capture.rows.filter(pa.array(~capture.deleted())))
+        _load(table, kept, table.rows)
     table.mark_clean()
     table.finish()
 
@@ -93,12 +98,12 @@ def _delete(table: StateTable, capture: Capture) -> None:
         table.delete(rows[rows >= 0])
 
 
-def _load(table: StateTable, capture: Capture) -> None:
+def _load(table: StateTable, capture: Capture, enter: Callable[[KeyBatch], Array]) -> None:
     schema = capture.schema
     values_from = schema.key_count + len(schema.bookkeeping)
     batches = capture.rows.to_batches()
     for keys, batch in zip(key_batches(capture, table.layout.key), batches, strict=True):
-        rows = table.rows(keys)
+        rows = enter(keys)
         for column, values in zip(table.layout.values, batch.columns[values_from:], strict=True):
             table.set(column.name, rows, to_values(column.type, values))
         if schema.timers:
