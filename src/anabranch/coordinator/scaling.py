@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.coordinator.catching_up import Newcomers, way_to_catch_up
 from anabranch.coordinator.tables import HERE, Tables
-from anabranch.errors import QueryFailed, StateMissing
+from anabranch.errors import QueryFailed, StateMissing, StoreError
 from anabranch.state.groups import Routing
 from anabranch.units import NO_VERSION, Version
 
@@ -148,7 +148,10 @@ class Scaling:
             way.finish()
             self._switch(operator, after, new.tables)
             clock.step("pause")
-        running.tables.keep_only(running.routing, running.cluster.alive())
+        try:
+            running.tables.keep_only(running.routing, running.cluster.alive())
+        except StoreError as error:  # it is done; a node that has just gone took its tables along
+            _log.info("tables of %r as it was divided before were not removed: %s", operator, error)
         return clock.steps | {"batches": running.committed.version - start}
 
     def _checkpoint(self) -> Version:
