@@ -115,7 +115,7 @@ def _carry_out(
     if scenario.backlog:
         reader = reader.option("maxFilesPerTrigger", 1)
     rows = reader.parquet(str(folder / "input"))
-    query = (_spark if scenario.scheme is Scheme.SPARK else _ours)(scenario, rows, folder)
+    query = (_spark if scenario.scheme is Scheme.SPARK else _ours)(scenario, rows, folder, cluster)
     commits = Commits(query)
     commits.start()
     if scenario.backlog:
@@ -171,7 +171,7 @@ class Commits(threading.Thread):
             time.sleep(0.02)
 
 
-def _ours(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
+def _ours(scenario: Scenario, rows: DataFrame, folder: Path, _: LocalCluster) -> Started:
     keyed = ab.stream(rows).key_by("word")
     if scenario.window is None:
         counted = keyed.aggregate(name=_OPERATOR, n=ab.count())
@@ -207,7 +207,7 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
     )
 
 
-def _spark(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
+def _spark(scenario: Scenario, rows: DataFrame, folder: Path, cluster: LocalCluster) -> Started:
     if scenario.window is None:
         counted = rows.groupBy("word").agg(F.count("*").alias("n"))
     else:
@@ -245,14 +245,13 @@ def _spark(scenario: Scenario, rows: DataFrame, folder: Path) -> Started:
         reached[0] += 1
         running[0] = writer.start()
 
-    hosts = [address.split(":")[0] for address in _executors(spark)]
+    def used() -> list[str]:
+        """Nodes that have a state store, by the folders that these keep open there."""
+        named = "scratch/*/*/*/StateStoreId*"
+        return [host for host in cluster.nodes if any((cluster.folder / host).glob(named))]
+
     stop = lambda: running[0].stop()  # noqa: E731
-    return Started(version, state_rows, list, scale, lambda: hosts, check, stop)
-
-
-def _executors(spark: SparkSession) -> list[str]:
-    known = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keys().mkString(",")
-    return sorted(a for a in str(known).split(",") if not a.startswith("127.0.0.1:"))
+    return Started(version, state_rows, list, scale, used, check, stop)
 
 
 def _discard(rows: DataFrame, version: int) -> None:
