@@ -35,6 +35,11 @@ _CONF: dict[str, str | int | bool] = {
     "spark.sql.streaming.stateStore.providerClass": _STATE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": True,
 }
+_AS_SPARK_COMES: dict[str, str | int | bool] = {
+    "spark.locality.wait": "3s",
+    "spark.shuffle.reduceLocality.enabled": True,
+}
+"""What our sessions set for pinning would make Spark's side wait for a node that is gone."""
 _PATIENCE = 600.0
 
 
@@ -100,6 +105,8 @@ def main() -> None:
         LocalCluster(scenario.nodes, memory="1g") as cluster,
     ):
         conf = _CONF | {"spark.sql.shuffle.partitions": scenario.instances}
+        if scenario.scheme is Scheme.SPARK:
+            conf |= _AS_SPARK_COMES
         spark = cluster.session(**conf)
         outcome = _carry_out(scenario, Path(folder), cluster, spark)
     print(outcome.to_json(), flush=True)
