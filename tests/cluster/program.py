@@ -200,7 +200,7 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     backup = ab.Upstream() if plan.get("backup") == "upstream" else None
     query = build(spark, work, ordered=plan.get("ordered", False)).start(
         work / "checkpoint",
-        checkpointing=ab.Periodic(plan.get("seconds", 0.5)),
+        checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),
         backup=backup,
         instances=plan.get("instances", 2),
         placement=ab.Even(pool=plan.get("pool", 0)),

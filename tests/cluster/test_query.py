@@ -40,10 +40,15 @@ def test_a_node_is_killed(source: Path, undisturbed: dict[bool, Path], tmp_path:
     assert recoveries[0]["replayed"] >= 0
 
 
-def test_an_operator_is_scaled(source: Path, undisturbed: dict[bool, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("incremental", [True, False])
+def test_an_operator_is_scaled(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path, incremental: bool
+) -> None:
+    """New instances take over changes; or, of tables that do not know them, run batches again."""
     acts = {"2": ["~scale users 4"], "6": ["~scale users 1", "~scale cities 3"]}
-    tls = runs.make_certificate(tmp_path / "tls")
-    events = runs.run(source, tmp_path / "work", nodes=3, acts=acts, backup="upstream", tls=tls)
+    plan = {"nodes": 3, "acts": acts, "backup": "upstream", "incremental": incremental}
+    plan["tls"] = runs.make_certificate(tmp_path / "tls")
+    events = runs.run(source, tmp_path / "work", **plan)
     runs.same(tmp_path / "work", undisturbed[False])
     assert len([event for event in events if event["kind"] == "scale"]) == 3
 
