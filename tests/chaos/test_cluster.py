@@ -54,11 +54,11 @@ def plan_of(chance: random.Random, faults: int, backup: str) -> dict[str, list[s
 
 
 def faults_in(work: Path) -> int:
-    """How often something was killed in a run."""
+    """How often something was killed in a run; not when it was gone already."""
     acts = [
         line.split()[1]
         for line in (work / "log").read_text().splitlines()
-        if line.startswith("act ")
+        if line.startswith("did ")
     ]
     return len([act for act in acts if act in FAULT_ACTS])
 

@@ -88,6 +88,7 @@ class Acts:
     def _safely(self, act: str) -> None:
         try:
             self._act(*act.split())
+            print("did", act, flush=True)
         except Exception as error:
             self.failures.append(f"{act}: {type(error).__name__}: {error}")
 
@@ -144,8 +145,7 @@ class Acts:
 
     def _kill_agent(self, host: str) -> None:
         agents = self.query._running.cluster._agents
-        if host in agents:
-            os.kill(agents[host].call("ping")["pid"], signal.SIGKILL)
+        os.kill(agents[host].call("ping")["pid"], signal.SIGKILL)
 
     def _kill_both(self, host: str) -> None:
         self._kill_agent(host)
@@ -164,11 +164,13 @@ class Acts:
                     return
             except psutil.NoSuchProcess:
                 continue
+        raise LookupError(f"no Python worker runs on {host}")
 
     def _kill_everything(self) -> None:
         killed = self.work / "killed"
         if not killed.exists():
             killed.touch()
+            print("did everything", flush=True)
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
     def wait(self) -> None:
