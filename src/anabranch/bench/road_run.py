@@ -26,9 +26,6 @@ _CONF: dict[str, str | int | bool] = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": False,
     "spark.driver.memory": "3g",
-    # Rows pass the JVM as a few large values: it has no hot loop, and would spend a quarter of the
-    # machine on optimising what runs a few times in a batch.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 _POLL = 0.2
 _PATIENCE = 60.0  # seconds that a run may be behind before it is given up

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +16,9 @@ from anabranch.checkpointing.policy import Checkpointing, Situation
 from anabranch.coordinator.commits import Commit
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.retries import again
+from anabranch.coordinator.shortening import Shortening
 from anabranch.coordinator.tables import Tables
+from anabranch.priority import thread_gives_way
 from anabranch.spark.task import CaptureOrder
 from anabranch.state.capture import CheckpointSchema
 from anabranch.units import NO_VERSION, Version
@@ -24,7 +26,6 @@ from anabranch.units import NO_VERSION, Version
 T = TypeVar("T")
 
 _log = logging.getLogger("anabranch")
-_LONGEST_CHAIN = 10
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ class Checkpoints:
         self._tables = tables
         self._events = events
         self._retain = policy.retain
+        self._shortening = Shortening(self._merge, events)
         self._base: Version | None = None
-        self._last = time.monotonic_ns()
+        self._last = self._ordered = time.monotonic_ns()
         self._batches = 0
         self._forced = False
         self._busy = threading.Event()
@@ -91,6 +93,7 @@ class Checkpoints:
         """Let the next checkpoint be a full one; ``soon``, where backups were lost: at once."""
         self._base = None
         self._forced = self._forced or soon
+        self._shortening.forget()
 
     def force(self) -> None:
         """Take a checkpoint with the next batch, whatever the policy says."""
@@ -100,10 +103,12 @@ class Checkpoints:
         """What the next batch is to capture, if anything."""
         if self._busy.is_set():
             return None
-        situation = Situation(time.monotonic_ns() // 1000, self._last // 1000, self._batches)
+        now = time.monotonic_ns()
+        situation = Situation(now // 1000, self._last // 1000, self._batches)
         kind = self.policy.decide(situation)
         if kind is None and not self._forced:
             return None
+        self._ordered = now
         whole = kind == "full" or not self.policy.tracks_changes or self.failure is not None
         return CaptureOrder(None if whole else self._base)
 
@@ -112,7 +117,7 @@ class Checkpoints:
         self._batches += 1
         if taken is None:
             return
-        self._last, self._batches, self._forced = time.monotonic_ns(), 0, False
+        self._last, self._batches, self._forced = self._ordered, 0, False
         self._base = taken.commit.version
         self.failure = None
         self._busy.set()
@@ -145,11 +150,13 @@ class Checkpoints:
             self._hurry.clear()
 
     def close(self) -> None:
-        """Finish what is on its way and end the thread."""
+        """Finish what is on its way and end the threads."""
         self._queue.put(None)
         self._thread.join()
+        self._shortening.close()
 
     def _work(self) -> None:
+        thread_gives_way()
         while (taken := self._queue.get()) is not None:
             try:
                 self._store_taken(taken)
@@ -172,14 +179,15 @@ class Checkpoints:
             stored = [part for of in parts.values() for part in of]
             details["bytes"] = sum(part.bytes for part in stored)
             details["full"] = all(part.base is None for part in stored)
-        self._shorten(taken.commit)
+        self._shortening.consider(self.manifests.get(taken.commit.version))
 
     def _publish(self, commit: Commit, parts: Mapping[str, list[Part]]) -> None:
         """Make a version exist whose files are all stored, and drop the oldest."""
         incremental = any(part.base is not None for of in parts.values() for part in of)
         before = self.manifests.get(self._stored).operators if incremental else {}
+        merged = self._merged()
         operators = {
-            name: before[name].extended(new, {})
+            name: before[name].extended([*merged.get(name, ()), *new], {})
             if incremental
             else OperatorManifest(self.schemas[name], tuple(new))
             for name, new in parts.items()
@@ -187,33 +195,20 @@ class Checkpoints:
         manifest = Manifest(commit.version, operators, {"times": commit.times})
         self._again(lambda: self.manifests.put(manifest))
         self._stored = commit.version
-        self._again(lambda: self.manifests.prune(retain=self._retain))
+        if self._shortening.idle:  # or the merged file, which no manifest names yet, would go too
+            self._again(lambda: self.manifests.prune(retain=self._retain))
+
+    def _merged(self) -> Mapping[str, list[Part]]:
+        """Files that take the place of many."""
+        try:
+            return self._shortening.merged()
+        except Exception as error:  # a chain that cannot be read must not grow any more
+            self.failure = error
+            _log.warning("checkpoints could not be merged, the next will be a full one: %s", error)
+            return {}
+
+    def _merge(self, operator: str, instance: int, saved: OperatorManifest) -> Part:
+        return self._again(lambda: self._tables.shorten(operator, instance, saved))
 
     def _again(self, operation: Callable[[], T]) -> T:
         return again(operation, self._hurry)
-
-    def _shorten(self, commit: Commit) -> None:
-        """Merge a long chain of changes into full files, so that a restore stays short."""
-        manifest = self.manifests.get(commit.version)
-        chains = {
-            name: _by_instance(operator.parts) for name, operator in manifest.operators.items()
-        }
-        if max(len(chain) for of in chains.values() for chain in of.values()) <= _LONGEST_CHAIN:
-            return
-        parts: dict[str, list[Part]] = {}
-        for name, of in chains.items():
-            parts[name] = []
-            operator = manifest.operators[name]
-            for instance, chain in of.items():
-                saved = replace(operator, parts=tuple(chain))
-                parts[name].append(
-                    self._again(partial(self._tables.shorten, name, instance, saved))
-                )
-        self._publish(commit, parts)
-
-
-def _by_instance(parts: tuple[Part, ...]) -> dict[int, list[Part]]:
-    chains: dict[int, list[Part]] = {}
-    for part in parts:
-        chains.setdefault(part.instance, []).append(part)
-    return chains

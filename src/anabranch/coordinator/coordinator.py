@@ -156,7 +156,7 @@ class Coordinator:
                 f"Spark is at batch {version}, the last committed one is {committed}"
             )
         if self._tuned is not frame.sparkSession:
-            tune(frame.sparkSession, narrow=self._narrow)
+            tune(frame.sparkSession, narrow=self._narrow, local=self.running.cluster is None)
             self._tuned = frame.sparkSession
         started = time.perf_counter()
         replayed = version <= self.running.replay_until

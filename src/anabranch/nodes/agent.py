@@ -27,12 +27,11 @@ from anabranch.nodes.server import Agent, Handler
 from anabranch.nodes.starting import ADDRESS, join
 from anabranch.nodes.tickets import Secret, Verifier
 from anabranch.nodes.vault import Vault
+from anabranch.priority import process_gives_way
 from anabranch.state.lock import locked
 
 _BACKUPS = "backups"
 _GRACE = 1.0
-_NICENESS = 5
-"""Copying state gives way to batches. When these wait for it, nothing else wants the processor."""
 
 _log = logging.getLogger(__name__)
 
@@ -166,16 +165,6 @@ def _tls(config: Config) -> tuple[bytes, bytes] | None:
     return Path(config.tls_cert).read_bytes(), Path(config.tls_key).read_bytes()
 
 
-def _give_way() -> None:
-    os.nice(_NICENESS)
-    group = Path("/proc/self/autogroup")
-    if group.exists():  # sessions share the processor first, and the processes of each then
-        try:
-            group.write_text(str(_NICENESS))
-        except OSError as error:
-            _log.info("the session's priority stays as it is: %s", error)
-
-
 def _answers() -> Callable[[dict[str, Any]], None]:
     """A way to answer, for which the output is kept free: all that is printed goes to the log."""
     kept = os.dup(sys.stdout.fileno())
@@ -201,7 +190,7 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    _give_way()
+    process_gives_way()
     answer = _answers()
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,12 +14,18 @@ _DEFAULTS = {
     "spark.python.daemon.module": "anabranch.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.buffer.size": "1048576",
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
 }
 _ON_ONE_MACHINE = {
-    # Shuffled rows never leave the machine: compressing them costs more than it saves.
+    # Shuffled rows never leave the machine: compressing them, or looking for what a network or a
+    # remote disk has done to them, costs more than it saves.
     "spark.shuffle.compress": "false",
+    "spark.shuffle.checksum.enabled": "false",
+    # Packed rows are large and soon gone. The default collector keeps each in a region of its own
+    # and looks through the heap again and again to find that it is gone.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 _ON_A_CLUSTER = {
     # An instance runs where its state is, even if it has to wait for the node, and even if another
@@ -71,10 +77,11 @@ def check(spark: SparkSession) -> None:
         )
 
 
-def tune(spark: SparkSession, *, narrow: bool) -> None:
+def tune(spark: SparkSession, *, narrow: bool, local: bool) -> None:
     """Set what every batch of a query needs, on the session that belongs to the query alone.
 
-    ``narrow`` says that no column has values of variable size.
+    ``narrow`` says that no column has values of variable size, ``local`` that the driver runs all
+    tasks itself.
     """
     # An adaptive plan would coalesce partitions that are instances of an operator.
     spark.conf.set("spark.sql.adaptive.enabled", "false")
@@ -82,6 +89,12 @@ def tune(spark: SparkSession, *, narrow: bool) -> None:
     # third of the time of handing rows to Python. Rows that can be large come in smaller batches.
     spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(2**31 - 1))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 131072 if narrow else 10000)
+    if local:
+        # What a batch has shuffled is not needed after it, and is written to disk if it stays. On a
+        # cluster it is kept, to be sent again.
+        spark.conf.set("spark.sql.classic.shuffleDependency.fileCleanup.enabled", "true")
+        # No map output is ever lost and made again.
+        spark.conf.set("spark.sql.shuffle.orderIndependentChecksum.enabled", "false")
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""Work that nobody waits for gives way to batches.
+
+When batches do wait for it, nothing else wants the processor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+_NICENESS = 5
+_BESIDE = 15
+"""For what runs beside batches all the time, in the process that also gives them out."""
+
+_log = logging.getLogger("anabranch")
+
+
+def process_gives_way() -> None:
+    """Lower the priority of this process."""
+    os.nice(_NICENESS)
+    group = Path("/proc/self/autogroup")
+    if group.exists():  # sessions share the processor first, and the processes of each then
+        try:
+            group.write_text(str(_NICENESS))
+        except OSError as error:
+            _log.info("the session's priority stays as it is: %s", error)
+
+
+def thread_gives_way() -> None:
+    """Lower the priority of this thread alone, where the system has priorities of threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BESIDE)
