@@ -60,6 +60,52 @@ def states(head: Array, width: int, rows: Array, out: Array) -> None:
 
 
 @kernel
+def marked(marks: Array, last: int, since: int, out: Array) -> int:
+    """List the rows before ``last`` with a later mark than ``since``; ``out`` has one to spare."""
+    count = 0
+    for row in range(last):
+        out[count] = row
+        # Without a branch: which rows these are cannot be foreseen.
+        count += _int(marks[row] > since)
+    return count
+
+
+@kernel
+def by_state(head: Array, width: int, rows: Array, live: Array, dead: Array) -> tuple[int, int]:
+    """List the live ones of some rows, and the dead ones, in their order."""
+    count = rows.shape[0]
+    living = 0
+    gone = 0
+    for i in range(count):
+        if i + _AHEAD < count:
+            prefetch(head, rows[i + _AHEAD] * width + 1)
+        state = head[rows[i] * width + 1] & _STATE
+        if state == _LIVE:
+            live[living] = rows[i]
+            living += 1
+        elif state == _DEAD:
+            dead[gone] = rows[i]
+            gone += 1
+    return living, gone
+
+
+@kernel
+def records(
+    head: Array, width: int, rows: Array, hashes: Array, groups: Array, rest: Array
+) -> None:
+    """What is in the records of rows: the hash, the group, and the words that are left."""
+    count = rows.shape[0]
+    for i in range(count):
+        if i + _AHEAD < count:
+            prefetch(head, rows[i + _AHEAD] * width)
+        at = rows[i] * width
+        hashes[i] = head[at]
+        groups[i] = head[at + 1] >> np.uint64(2)
+        for word in range(rest.shape[1]):
+            rest[i, word] = head[at + 2 + word]
+
+
+@kernel
 def change(head: Array, width: int, rows: Array, old: int, new: int, done: Array) -> int:
     """Bring rows from one state to another; lists each that was in the old one, once."""
     count = 0

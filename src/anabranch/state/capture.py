@@ -188,8 +188,8 @@ def capture(
 def _gather(
     table: StateTable, schema: CheckpointSchema, rows: Array, deleted: bool
 ) -> pa.RecordBatch:
-    columns = [*table.keys(rows), pa.array(table.hashes(rows)), pa.array(table.groups(rows))]
-    columns.append(pa.array(np.full(len(rows), deleted)))
+    hashes, groups, keys = table.records(rows)
+    columns = [*keys, pa.array(hashes), pa.array(groups), pa.array(np.full(len(rows), deleted))]
     if schema.timers:
         columns.append(pa.nulls(len(rows), pa.int64()) if deleted else table.timers(rows))
     for column in table.layout.values:

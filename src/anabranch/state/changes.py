@@ -35,6 +35,8 @@ class Changes:
         self._track_dirty = track_dirty
         self._begun = counters.tick
         self._rows: list[Array] = []
+        self._dirty: tuple[Array, Array] | None = None
+        """What :meth:`dirty` found, as long as that is so."""
 
     def rows(self) -> Array:
         """The rows touched, in the order in which they first were."""
@@ -43,6 +45,7 @@ class Changes:
     def touch(self, rows: Array) -> None:
         """Keep what is needed to undo a change of these rows, and count them as changed."""
         counters = self.counters
+        self._dirty = None
         first, dirty = np.empty((2, len(rows)), np.int64)
         images, fresh = kernels.touch(
             self._storage.marks, rows, self._begun, counters.tick, counters.clean, first, dirty
@@ -120,11 +123,18 @@ class Changes:
         """Let the list of changed rows start anew; rows that ended before can be freed."""
         counters = self.counters
         if counters.dead:
-            _, gone = self._storage.dirty_rows(counters)
+            _, gone = self.dirty()
             counters.queue_to = self._storage.queue.write(counters.queue_to, gone)
         counters.clean = counters.tick
         counters.tick += 1
         counters.dirty_from = counters.dirty_to
+        self._dirty = None
+
+    def dirty(self) -> tuple[Array, Array]:
+        """The live rows changed, and the rows deleted, since the list was started."""
+        if self._dirty is None:
+            self._dirty = self._storage.dirty_rows(self.counters)
+        return self._dirty
 
     def complete(self) -> Counters:
         """The counters that the finished version has."""
@@ -142,6 +152,7 @@ class Changes:
             raise
 
     def _add_dirty(self, rows: Array) -> None:
+        self._dirty = None
         self.counters.dirty_to = self._storage.dirty.write(self.counters.dirty_to, rows)
 
     def _enter(self, keys: KeyBatch, missing: Array, out: Array) -> tuple[Array, Array, int]:

@@ -53,8 +53,8 @@ def to_words(array: pa.Array, valid: Array | None, out: Array) -> None:
         out[~valid] = 0
 
 
-def from_words(kind: pa.DataType, words: Array, valid: Array) -> pa.Array:
-    """The Arrow array whose values were written as these words."""
+def from_words(kind: pa.DataType, words: Array, valid: Array | None) -> pa.Array:
+    """The Arrow array whose values were written as these words; without ``valid`` none is null."""
     if types.is_null(kind):
         return pa.nulls(len(words))
     if types.is_boolean(kind):
@@ -64,7 +64,9 @@ def from_words(kind: pa.DataType, words: Array, valid: Array) -> pa.Array:
     else:
         data = np.ascontiguousarray(words)
     return pa.Array.from_buffers(
-        kind, len(words), [validity_buffer(valid), pa.py_buffer(data.reshape(-1))]
+        kind,
+        len(words),
+        [None if valid is None else validity_buffer(valid), pa.py_buffer(data.reshape(-1))],
     )
 
 

@@ -129,18 +129,16 @@ class KeyLayout:
 
     def decode(self, words: Array, starts: Array, lens: Array, data: Array) -> list[pa.Array]:
         """The key columns as typed arrays, followed by the sub-key columns as int64."""
-        count = len(words)
         signed = words.view(np.int64)
         first_sub = self.words - len(self.sub)
         null_bits = signed[:, first_sub - self._null_words : first_sub]
+        nulls = bool(null_bits.any())
         columns: list[pa.Array] = []
         word = nth = part = 0
         for field in self.fields:
             if is_fixed(field.type):
                 width = fixed.word_count(field.type)
-                valid = np.ones(count, dtype=np.bool_)
-                if self._null_words:
-                    valid = (null_bits[:, nth // 64] >> (nth % 64)) & 1 == 0
+                valid = (null_bits[:, nth // 64] >> (nth % 64)) & 1 == 0 if nulls else None
                 columns.append(fixed.from_words(field.type, signed[:, word : word + width], valid))
                 word += width
                 nth += 1

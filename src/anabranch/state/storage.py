@@ -15,7 +15,7 @@ from anabranch.kernels import rows as kernels
 from anabranch.state.files import HEADER_BYTES, Arena, Region
 from anabranch.state.header import Counters, Header, HeapCounters
 from anabranch.state.heap import RING_BYTES, Heap, Owner
-from anabranch.state.index import DEAD, FREE, LIVE, Index
+from anabranch.state.index import FREE, Index
 from anabranch.state.journal import Journal, UndoLog
 from anabranch.state.keys import KeyLayout
 from anabranch.state.schema import Column, StateSchema
@@ -182,25 +182,30 @@ class Storage:
         """
         count = counters.dirty_to - counters.dirty_from
         if count > counters.rows // _SCAN_BELOW:
-            rows = np.flatnonzero(self.marks[: counters.rows] > counters.clean)
+            rows = np.empty(count + 1, np.int64)
+            rows = rows[: kernels.marked(self.marks, counters.rows, counters.clean, rows)]
         else:
             rows = np.sort(self.dirty.rows[counters.dirty_from : counters.dirty_to])
             rows = rows.astype(np.int64)
-        states = self.states(rows)
-        return rows[states == LIVE], rows[states == DEAD]
+        live, dead = np.empty((2, len(rows)), np.int64)
+        living, gone = kernels.by_state(self.head, self.width, rows, live, dead)
+        return live[:living], dead[:gone]
 
-    def keys(self, rows: Array) -> list[pa.Array]:
-        """The key columns of rows, decoded."""
+    def records(self, rows: Array) -> tuple[Array, Array, list[pa.Array]]:
+        """The hash and the group of each row, and the key columns."""
         key = self.layout.key
-        records = self.head.reshape(-1, self.width).take(rows, axis=0, mode="clip")[:, 2:]
-        words = np.ascontiguousarray(records[:, : key.words])
-        lens = records[:, key.words + 1 :].astype(np.int64) - 1
+        hashes, groups = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint16)
+        rest = np.empty((len(rows), self.width - 2), np.uint64)
+        kernels.records(self.head, self.width, rows, hashes, groups, rest)
+        words = rest if key.words == self.width - 2 else np.ascontiguousarray(rest[:, : key.words])
+        lens = rest[:, key.words + 1 :].astype(np.int64) - 1
         sizes = np.maximum(lens, 0)
         # The parts of a key follow each other in one record, behind its first word.
         starts = np.cumsum(sizes, axis=1) - sizes + 8
         if key.parts:
-            starts += records[:, key.words : key.words + 1].astype(np.int64)
-        return key.decode(words, starts, lens.astype(np.int32), self.heaps[0].data)
+            starts += rest[:, key.words : key.words + 1].astype(np.int64)
+        decoded = key.decode(words, starts, lens.astype(np.int32), self.heaps[0].data)
+        return hashes, groups, decoded
 
     def in_state(self, state: int, first: int, last: int) -> Array:
         """The rows of a range that are in a state."""

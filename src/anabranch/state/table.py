@@ -246,7 +246,11 @@ class StateTable:
 
     def keys(self, rows: Array) -> list[pa.Array]:
         """The key columns of rows, followed by the sub-key columns; of deleted rows too."""
-        return self._storage.keys(self._checked(rows))
+        return self.records(rows)[2]
+
+    def records(self, rows: Array) -> tuple[Array, Array, list[pa.Array]]:
+        """:meth:`hashes`, :meth:`groups` and :meth:`keys` of rows, with one look at each."""
+        return self._storage.records(self._checked(rows))
 
     def hashes(self, rows: Array) -> Array:
         """The hash of each row's key (uint64)."""
@@ -306,6 +310,8 @@ class StateTable:
 
         Each row is there once. A key that was deleted and came back is a changed row.
         """
+        if self._changes is not None:
+            return self._changes.dirty()
         return self._storage.dirty_rows(self._counters())
 
     @property

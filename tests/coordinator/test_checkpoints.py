@@ -1,0 +1,182 @@
+"""Checkpoints of a query as they are stored one after the other, and merged meanwhile."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from anabranch.backup import Manifests, OperatorManifest, Part, read_state
+from anabranch.backup.files import FileStore
+from anabranch.checkpointing import Periodic
+from anabranch.coordinator.checkpoints import Checkpoints, Taken
+from anabranch.coordinator.commits import Commit
+from anabranch.coordinator.events import Events
+from anabranch.coordinator.tables import HERE, Tables
+from anabranch.nodes.workbench import CAPTURES, Workbench
+from anabranch.state import schema as types
+from anabranch.state.capture import CheckpointSchema, capture
+from anabranch.state.checkpoint import write
+from anabranch.state.groups import KeyGroups
+from anabranch.state.keys import KeyLayout
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.units import Version
+
+GROUPS = 8
+LAYOUT = TableLayout(
+    KeyLayout([pa.field("key", pa.int64())], [], GROUPS), types.schema(n=types.int64)
+)
+KEYS = 50
+DEADLINE = 30.0
+
+
+class Gate:
+    """A bench whose merges wait until they may go on."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self.open = threading.Event()
+        self.entered = threading.Event()
+        self._shorten = bench.shorten
+
+    def shorten(self, saved: OperatorManifest, under: str) -> Part:
+        self.entered.set()
+        assert self.open.wait(DEADLINE)
+        return self._shorten(saved, under)
+
+
+class Query:
+    """One table, a model of it, and checkpoints after every batch."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.store = FileStore(fs.LocalFileSystem(), str(folder / "store"), flush=False)
+        self.bench = Workbench(folder, self.store)
+        self.gate = Gate(self.bench)
+        self.gate.open.set()
+        self.bench.shorten = self.gate.shorten  # type: ignore[method-assign]
+        self.manifests = Manifests(self.store)
+        self.checkpoints = Checkpoints(
+            Periodic("0 seconds"),
+            self.manifests,
+            {"op": CheckpointSchema.of(LAYOUT)},
+            Tables([], lambda host: self.bench, {"op": (HERE,)}),
+            Events(self.store, 0),
+        )
+        self.table = StateTable.create(folder / "table", LAYOUT)
+        (folder / CAPTURES).mkdir()
+        self.model: dict[int, int] = {}
+        self.version = -1
+        self._numbers = np.random.default_rng(seed)
+
+    def batch(self) -> bool:
+        """Change some keys and take a checkpoint; whether it was a full one."""
+        order = self.checkpoints.order()
+        assert order is not None
+        self.version += 1
+        with self.table.lock(0):
+            self.table.begin(Version(self.version), 0)
+            keys = self._numbers.choice(KEYS, 5, replace=False).astype(np.int64)
+            hashes = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            rows = self.table.rows(LAYOUT.key.encode([pa.array(keys)], hashes, []))
+            self.table.set("n", rows, np.full(5, self.version))
+            self.table.delete(rows[3:])
+            taken = capture(self.table, "op", 0, groups=KeyGroups.all(GROUPS), base=order.base)
+            self.table.mark_clean()
+            self.table.finish()
+        self.model |= dict.fromkeys(keys[:3].tolist(), self.version)
+        for key in keys[3:].tolist():
+            self.model.pop(key, None)
+        file = self.folder / CAPTURES / f"{self.version}.arrow"
+        file.write_bytes(write(taken))
+        commit = Commit(Version(self.version), {})
+        self.checkpoints.committed(Taken(commit, {"op": {0: str(file)}}))
+        assert self.checkpoints.wait(DEADLINE)
+        return order.base is None
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not reached():
+            assert time.monotonic() < deadline
+            self.batch()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.manifests.get(Version(self.version)).operators["op"].parts
+
+    def stored(self, version: int) -> dict[int, int]:
+        rows = read_state(self.store, self.manifests.get(Version(version)), "op")
+        return dict(zip(rows["key"].to_pylist(), rows["n"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Iterator[Query]:
+    made = Query(tmp_path, seed=5)
+    yield made
+    made.gate.open.set()
+    made.checkpoints.close()
+    made.table.close()
+
+
+def test_every_version_is_what_the_table_was_however_often_chains_are_merged(query: Query) -> None:
+    merges = 0
+    for _ in range(60):
+        before = len(query.parts) if query.version >= 0 else 0
+        query.batch()
+        merges += len(query.parts) <= before
+        assert query.stored(query.version) == query.model
+    assert merges >= 2
+    assert query.checkpoints.failure is None
+
+
+def test_checkpoints_go_on_while_a_chain_is_merged(query: Query) -> None:
+    query.gate.open.clear()
+    query.until(query.gate.entered.is_set)
+    for _ in range(5):
+        query.batch()
+        assert query.stored(query.version) == query.model
+    waiting = len(query.parts)
+    query.gate.open.set()
+    query.until(lambda: len(query.parts) < waiting)
+    assert query.parts[0].base is None
+    assert query.parts[0].version > 0
+    assert query.stored(query.version) == query.model
+
+
+def test_files_that_no_version_needs_go_after_a_merge(query: Query) -> None:
+    for _ in range(40):
+        query.batch()
+    query.until(lambda: len(query.parts) < 5)
+    query.batch()
+    kept = {
+        part.name
+        for version in query.manifests.versions()
+        for part in query.manifests.get(version).operators["op"].parts
+    }
+    assert set(query.store.list("parts/")) == kept
+
+
+def test_after_a_chain_that_cannot_be_merged_everything_is_saved_again(query: Query) -> None:
+    for _ in range(5):
+        query.batch()
+    query.store.put(query.parts[2].name, b"something else")
+    full = []
+    query.until(lambda: bool(full) or (query.batch() and full.append(query.version) is None))
+    assert query.stored(query.version) == query.model
+    assert query.version > 5
+
+
+def test_what_is_merged_is_dropped_once_everything_is_saved_anew(query: Query) -> None:
+    query.gate.open.clear()
+    query.until(query.gate.entered.is_set)
+    query.checkpoints.start_anew(soon=False)
+    assert query.batch()
+    since = query.version
+    query.gate.open.set()
+    for _ in range(8):
+        query.batch()
+        assert query.parts[0].version >= since
+        assert query.stored(query.version) == query.model
