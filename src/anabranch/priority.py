@@ -11,20 +11,20 @@ import sys
 import threading
 from pathlib import Path
 
-_NICENESS = 5
-_BESIDE = 15
-"""For what runs beside batches all the time, in the process that also gives them out."""
+_NICENESS, _LOWEST = 5, 19
+_OF_THREADS = 15
 
 _log = logging.getLogger("anabranch")
 
 
-def process_gives_way() -> None:
-    """Lower the priority of this process."""
-    os.nice(_NICENESS)
+def process_gives_way(*, lowest: bool = False) -> None:
+    """Lower the priority of this process, and of its session; ``lowest`` if it has much time."""
+    niceness = _LOWEST if lowest else _NICENESS
+    os.nice(niceness)
     group = Path("/proc/self/autogroup")
     if group.exists():  # sessions share the processor first, and the processes of each then
         try:
-            group.write_text(str(_NICENESS))
+            group.write_text(str(niceness))
         except OSError as error:
             _log.info("the session's priority stays as it is: %s", error)
 
@@ -32,4 +32,4 @@ def process_gives_way() -> None:
 def thread_gives_way() -> None:
     """Lower the priority of this thread alone, where the system has priorities of threads."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BESIDE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _OF_THREADS)

@@ -171,8 +171,9 @@ def test_a_sealed_file_without_a_checkpoint_is_refused() -> None:
     with pa.ipc.new_stream(sink, pa.schema([("a", pa.int64())])):
         pass
     for body in (sink.getvalue().to_pybytes(), b"not arrow"):
-        file = pa.py_buffer(bytearray(body + bytes(32)))
-        checkpoint.seal(file)
+        sealed = bytearray(body + bytes(32))
+        checkpoint.seal(memoryview(sealed))
+        file = pa.py_buffer(sealed)
         with pytest.raises(CheckpointCorrupt, match="x: the checksum is right"):
             checkpoint.read(file, name="x")
 

@@ -207,8 +207,10 @@ class Checkpoints:
             _log.warning("checkpoints could not be merged, the next will be a full one: %s", error)
             return {}
 
-    def _merge(self, operator: str, instance: int, saved: OperatorManifest) -> Part:
-        return self._again(lambda: self._tables.shorten(operator, instance, saved))
+    def _merge(
+        self, operator: str, instance: int, saved: OperatorManifest, stopped: threading.Event
+    ) -> Part:
+        return self._again(lambda: self._tables.shorten(operator, instance, saved, stopped))
 
     def _again(self, operation: Callable[[], T]) -> T:
         return again(operation, self._hurry)

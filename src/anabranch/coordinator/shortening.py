@@ -14,12 +14,11 @@ from dataclasses import replace
 
 from anabranch.backup.manifests import Manifest, OperatorManifest, Part
 from anabranch.coordinator.events import Events
-from anabranch.priority import thread_gives_way
 
 _LONGEST_CHAIN = 10
 
-Merge = Callable[[str, int, OperatorManifest], Part]
-"""Merges the stored files of an operator's instance into one."""
+Merge = Callable[[str, int, OperatorManifest, threading.Event], Part]
+"""Merges the stored files of an operator's instance into one, if it is not told to stop."""
 
 
 class Shortening:
@@ -79,7 +78,6 @@ class _Run(threading.Thread):
 
     def run(self) -> None:
         """Merge one chain after the other."""
-        thread_gives_way()
         try:
             with self._events.timed("merge") as details:
                 details["bytes"] = sum(self._merge_all())
@@ -94,7 +92,7 @@ class _Run(threading.Thread):
             for instance, chain in of.items():
                 if self.stopped.is_set():
                     return sizes
-                part = self._merge_one(name, instance, chain)
+                part = self._merge_one(name, instance, chain, self.stopped)
                 self.parts.setdefault(name, []).append(part)
                 sizes.append(part.bytes)
         return sizes

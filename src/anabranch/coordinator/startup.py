@@ -166,7 +166,8 @@ def _on_one_machine(
     if place.tls is not None:
         raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
     store = place.backup.open()
-    bench = Workbench(root.path(), store)
+    files = place.backup if isinstance(place.backup, Files) else None
+    bench = Workbench(root.path(), store, files)
     hosts = {
         name: (HERE,) * max(of.instances, before.routing[name].instances)
         for name, of in routing.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,9 +117,12 @@ class Tables:
         """Put the capture files of several instances into the backup store, at the same time."""
         return _each(lambda i: self.store(operator, i, files[i]), list(files))
 
-    def shorten(self, operator: str, instance: int, saved: OperatorManifest) -> Part:
+    def shorten(
+        self, operator: str, instance: int, saved: OperatorManifest, stopped: threading.Event
+    ) -> Part:
         """Merge a chain of stored files of an instance into one, where the instance is."""
-        return self._bench(operator, instance).shorten(saved, self._under(operator, instance))
+        under = self._under(operator, instance)
+        return self._bench(operator, instance).shorten(saved, under, stopped)
 
     def rescale(self, operator: str, before: Routing, after: Routing, version: Version) -> None:
         """Divide an operator's tables on this machine anew; the old ones stay for now."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.merging import merged
 from anabranch.backup.peers import PeerStore
 from anabranch.backup.store import BackupStore
 from anabranch.nodes.client import NodeStore
@@ -108,7 +109,7 @@ class Actions:
 
     def _shorten(self, request: Request) -> Request:
         saved = saved_from_json(request["saved"])
-        return {"part": self._bench(request).shorten(saved, request["under"]).to_json()}
+        return {"part": merged(self._backups_of(request), saved, request["under"]).to_json()}
 
     def _rename(self, request: Request) -> Request:
         self._bench(request).rename(request["table"], request["to"])
@@ -125,9 +126,10 @@ class Actions:
         return path
 
     def _bench(self, request: Request) -> Workbench:
-        return Workbench(self._root, self._backups(request.get("peers", {})))
+        return Workbench(self._root, self._backups_of(request))
 
-    def _backups(self, peers: Mapping[str, str]) -> BackupStore:
+    def _backups_of(self, request: Request) -> BackupStore:
+        peers: Mapping[str, str] = request.get("peers", {})
         if self._files is not None:
             return Files(self._files).open()
         return PeerStore(lambda: {host: self._peer(address) for host, address in peers.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -92,7 +93,7 @@ class RemoteBench:
         """See :meth:`Bench.store`."""
         return Part.from_json(self._call("store", file=file, under=under)["part"])
 
-    def shorten(self, saved: OperatorManifest, under: str) -> Part:
+    def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
         """See :meth:`Bench.shorten`."""
         answer = self._call("shorten", saved=saved_to_json(saved), under=under)
         return Part.from_json(answer["part"])

@@ -7,6 +7,7 @@ agents of the nodes do, see :mod:`anabranch.nodes.actions`.
 from __future__ import annotations
 
 import shutil
+import threading
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,16 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.merging import merged, merged_apart
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import StateError, StateMissing
 from anabranch.state.capture import Capture, capture
-from anabranch.state.checkpoint import read, write
+from anabranch.state.checkpoint import read, save
 from anabranch.state.groups import KeyGroups
-from anabranch.state.partition import merge, partition
+from anabranch.state.partition import partition
 from anabranch.state.restore import advance, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
@@ -81,8 +84,11 @@ class Bench(Protocol):
     def store(self, file: str, under: str) -> Part:
         """Put a capture file of this node into the backup store, and remove it."""
 
-    def shorten(self, saved: OperatorManifest, under: str) -> Part:
-        """Merge a chain of stored files into one full file, and store that."""
+    def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
+        """Merge a chain of stored files into one full file, and store that.
+
+        Nobody wants it any more once ``stopped`` is set.
+        """
 
     def rename(self, table: str, to: str) -> None:
         """Give a table another name. Nothing happens if that is done already."""
@@ -92,11 +98,15 @@ class Bench(Protocol):
 
 
 class Workbench:
-    """The tables below a folder of this machine, and the store that they are saved in."""
+    """The tables below a folder of this machine, and the store that they are saved in.
 
-    def __init__(self, root: Path, store: BackupStore) -> None:
+    With ``files``, where that store is, long work on what is stored is done by another process.
+    """
+
+    def __init__(self, root: Path, store: BackupStore, files: Files | None = None) -> None:
         self._root = root
         self._store = store
+        self._files = files
 
     def path(self, table: str) -> Path:
         """Where a table is."""
@@ -159,7 +169,7 @@ class Workbench:
         folder = self._root / CAPTURES
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{uuid.uuid4().hex}.arrow"
-        file.write_bytes(write(taken))
+        save(taken, file)
         return str(file)
 
     def read(self, file: str) -> Capture:
@@ -181,9 +191,11 @@ class Workbench:
         Path(file).unlink(missing_ok=True)
         return part
 
-    def shorten(self, saved: OperatorManifest, under: str) -> Part:
+    def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
         """See :meth:`Bench.shorten`."""
-        return back_up(self._store, merge(retrieve(self._store, saved)), under=under)
+        if self._files is not None:
+            return merged_apart(self._files, saved, under, stopped)
+        return merged(self._store, saved, under)
 
     def rename(self, table: str, to: str) -> None:
         """See :meth:`Bench.rename`."""

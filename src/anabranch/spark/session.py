@@ -14,7 +14,6 @@ _DEFAULTS = {
     "spark.python.daemon.module": "anabranch.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.buffer.size": "1048576",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
 }

@@ -22,7 +22,7 @@ from anabranch.spark.nodes import executor
 from anabranch.spark.packing import TARGET, Packing
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
-from anabranch.state.checkpoint import write
+from anabranch.state.checkpoint import save
 from anabranch.state.groups import KeyGroups
 from anabranch.state.hashing import hash_keys
 from anabranch.state.table import StateTable, TableLayout
@@ -199,7 +199,7 @@ class OperatorTask:
         folder = root / CAPTURES
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}-{self.version}-{instance}.arrow"
-        path.write_bytes(write(taken))
+        save(taken, path)
         table.mark_clean()
         return str(path)
 

@@ -27,8 +27,9 @@ Array = npt.NDArray[Any]
 
 HASH, GROUP, DELETED, TIMER = "__hash", "__group", "__deleted", "__timer"
 
-_CHUNK = 1 << 20
-"""Rows gathered at a time: the offsets of Arrow's strings are good for 2 GiB each time."""
+_CHUNK = 1 << 18
+"""Rows gathered at a time: so few that memory for them, once used, is used again each time. The
+offsets of Arrow's strings are good for 2 GiB each time."""
 
 
 @dataclass(frozen=True)

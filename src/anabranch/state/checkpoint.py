@@ -13,8 +13,10 @@ A file is used only after its length and checksum were found right.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +34,33 @@ _HEADER = b"anabranch"
 
 def write(capture: Capture) -> pa.Buffer:
     """The bytes of a checkpoint file. The slow part of a checkpoint: not for the critical path."""
+    schema = _schema(capture)
+    measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
+    _stream(measure, schema, capture.rows)
+    data = pa.allocate_buffer(measure.size() + _TRAILER.size)
+    _stream(pa.FixedSizeBufferWriter(data), schema, capture.rows)
+    seal(memoryview(data).cast("B"))
+    return data
+
+
+def save(capture: Capture, path: Path) -> None:
+    """Write the same bytes into a file of this machine.
+
+    They are never in one piece in memory: to get a large piece can take the system longer than
+    everything else here.
+    """
+    with pa.OSFile(str(path), "wb") as sink:
+        _stream(sink, _schema(capture), capture.rows)
+        sink.write(bytes(_TRAILER.size))
+    with (
+        path.open("r+b") as file,
+        mmap.mmap(file.fileno(), 0) as mapped,
+        memoryview(mapped) as view,
+    ):
+        seal(view)
+
+
+def _schema(capture: Capture) -> pa.Schema:
     header = {
         "operator": capture.operator,
         "instance": capture.instance,
@@ -40,13 +69,7 @@ def write(capture: Capture) -> pa.Buffer:
         "groups": str(capture.groups),
         "schema": capture.schema.to_json(),
     }
-    schema = capture.rows.schema.with_metadata({_HEADER: json.dumps(header).encode()})
-    measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
-    _stream(measure, schema, capture.rows)
-    data = pa.allocate_buffer(measure.size() + _TRAILER.size)
-    _stream(pa.FixedSizeBufferWriter(data), schema, capture.rows)
-    seal(data)
-    return data
+    return capture.rows.schema.with_metadata({_HEADER: json.dumps(header).encode()})
 
 
 def _stream(sink: pa.NativeFile, schema: pa.Schema, rows: pa.Table) -> None:
@@ -54,12 +77,12 @@ def _stream(sink: pa.NativeFile, schema: pa.Schema, rows: pa.Table) -> None:
         stream.write_table(rows)
 
 
-def seal(data: pa.Buffer) -> None:
-    """Close the file whose Arrow stream is in this buffer, up to the room for the trailer."""
-    view = memoryview(data).cast("B")
+def seal(view: memoryview) -> None:
+    """Close the file whose Arrow stream is in these bytes, up to the room for the trailer."""
     stream = len(view) - _TRAILER.size
     _TRAILER.pack_into(view, stream, stream, _MARK, 0)
-    struct.pack_into("<Q", view, len(view) - 8, xxhash.xxh3_64_intdigest(view[:-8]))
+    digest = xxhash.xxh3_64_intdigest(view[:-8])
+    struct.pack_into("<Q", view, len(view) - 8, digest)
 
 
 def checksum(data: pa.Buffer) -> str:

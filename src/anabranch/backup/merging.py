@@ -1,0 +1,91 @@
+"""Merging stored files, in a process of its own where that is better.
+
+To merge takes seconds of work on arrays as large as the state. In the driver it would hold the
+interpreter's lock, which batches need too, and hold it longer the lower its priority is.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+from anabranch.backup.files import Files
+from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.parts import back_up, retrieve
+from anabranch.backup.store import BackupStore
+from anabranch.errors import CheckpointError
+from anabranch.priority import process_gives_way
+from anabranch.state.partition import merge
+
+_LOOK_EVERY = 0.1
+
+
+def merged(store: BackupStore, saved: OperatorManifest, under: str) -> Part:
+    """Merge a chain of stored files into one full file, and store that."""
+    return back_up(store, merge(retrieve(store, saved)), under=under)
+
+
+def merged_apart(
+    files: Files, saved: OperatorManifest, under: str, stopped: threading.Event
+) -> Part:
+    """The same, in another process, which ends early once ``stopped`` is set."""
+    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    # A session of its own, as sessions share the processor: see process_gives_way.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            # The pipe stays open: when this process is gone, that one reads its end.
+            pickle.dump((files, saved, under), process.stdin)
+            process.stdin.flush()
+            while process.poll() is None:
+                if stopped.wait(_LOOK_EVERY):
+                    raise CheckpointError(
+                        f"merging the files of version {_newest(saved)} was stopped"
+                    )
+        except BrokenPipeError:
+            process.wait()
+        finally:
+            process.kill()
+        answer = process.stdout.read()
+    if process.returncode != 0 or not answer:
+        raise CheckpointError(
+            f"the process that merged the files of version {_newest(saved)} ended with code "
+            f"{process.returncode}; what it said is in the error output of this one"
+        )
+    found = pickle.loads(answer)
+    if isinstance(found, Exception):
+        raise found
+    return Part.from_json(found)
+
+
+def _newest(saved: OperatorManifest) -> int:
+    return max(part.version for part in saved.parts)
+
+
+def _end_with_parent() -> None:
+    # Not through the buffer: who waits there has its lock, and the interpreter cannot end.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    """The other process: merge what the parent says."""
+    process_gives_way(lowest=True)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    files, saved, under = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    found: object
+    try:
+        found = merged(files.open(), saved, under).to_json()
+    except Exception as error:
+        found = error
+    with answers:
+        pickle.dump(found, answers)
