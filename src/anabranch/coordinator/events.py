@@ -29,7 +29,7 @@ class Event:
     """Something that happened to a query."""
 
     kind: str
-    """``failure``, ``recovery``, ``scale``, ``checkpoint``, ``pool empty``, ..."""
+    """``failure``, ``recovery``, ``scale``, ``checkpoint``, ``merge``, ``pool empty``, ..."""
     at: float
     """Seconds since the epoch, when it was over."""
     seconds: float = 0.0

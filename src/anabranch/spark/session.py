@@ -22,6 +22,8 @@ _ON_ONE_MACHINE = {
     # remote disk has done to them, costs more than it saves.
     "spark.shuffle.compress": "false",
     "spark.shuffle.checksum.enabled": "false",
+    # Rows pass between the JVM and its Python workers several times.
+    "spark.python.unix.domain.socket.enabled": "true",
     # Packed rows are large and soon gone. The default collector keeps each in a region of its own
     # and looks through the heap again and again to find that it is gone.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
