@@ -40,9 +40,11 @@ class Gate:
     def __init__(self, bench: Workbench) -> None:
         self.open = threading.Event()
         self.entered = threading.Event()
+        self.stopped = threading.Event()
         self._shorten = bench.shorten
 
     def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
+        self.stopped = stopped
         self.entered.set()
         assert self.open.wait(DEADLINE)
         return self._shorten(saved, under, stopped)
@@ -173,6 +175,7 @@ def test_what_is_merged_is_dropped_once_everything_is_saved_anew(query: Query) -
     query.gate.open.clear()
     query.until(query.gate.entered.is_set)
     query.checkpoints.start_anew(soon=False)
+    assert query.gate.stopped.is_set()
     assert query.batch()
     since = query.version
     query.gate.open.set()
