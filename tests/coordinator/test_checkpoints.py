@@ -116,9 +116,9 @@ class Query:
         return dict(zip(rows["key"].to_pylist(), rows["n"].to_pylist(), strict=True))
 
 
-@pytest.fixture(params=[False, True], ids=["here", "apart"])
+@pytest.fixture
 def query(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Query]:
-    made = Query(tmp_path, seed=5, apart=request.param)
+    made = Query(tmp_path, seed=5, apart=getattr(request, "param", False))
     yield made
     made.gate.open.set()
     made.checkpoints.close()
@@ -140,6 +140,7 @@ def test_every_version_is_what_the_table_was_however_often_chains_are_merged(que
     assert query.checkpoints.failure is None
 
 
+@pytest.mark.parametrize("query", [False, True], ids=["here", "apart"], indirect=True)
 def test_checkpoints_go_on_while_a_chain_is_merged(query: Query) -> None:
     query.gate.open.clear()
     query.until(query.gate.entered.is_set)
@@ -163,6 +164,7 @@ def test_files_that_no_version_needs_go_after_a_merge(query: Query) -> None:
     query.until(lambda: set(query.store.list("parts/")) == needed())
 
 
+@pytest.mark.parametrize("query", [False, True], ids=["here", "apart"], indirect=True)
 def test_after_a_chain_that_cannot_be_merged_everything_is_saved_again(query: Query) -> None:
     for _ in range(5):
         query.batch()

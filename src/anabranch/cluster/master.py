@@ -39,9 +39,10 @@ class Master:
             environment=spark.environment(spark.MASTER_HOST, folder),
             log=self._log,
         )
-        until(lambda: self._ports() or self._process.poll() is not None, _SECONDS)
+        # Its page is there a little before there is anything on it.
+        until(lambda: self._answers() or self._process.poll() is not None, _SECONDS)
         ports = self._ports()
-        if ports is None:
+        if ports is None or not self._answers():
             self._process.kill()
             self.reap()
             raise ClusterFailed(
@@ -53,9 +54,8 @@ class Master:
     def workers(self) -> set[Registered]:
         """The workers that are registered and alive."""
         try:
-            with _web.open(self._page, timeout=10) as answer:
-                listed = json.load(answer)["workers"]
-        except OSError as error:
+            listed = _listed(self._page)
+        except (OSError, ValueError) as error:
             raise ClusterFailed(
                 f"Spark's master at {self.url} does not answer ({error}). "
                 f"The end of {self._log}:\n{last_lines(self._log)}"
@@ -70,9 +70,22 @@ class Master:
         """Take note that the process has been killed."""
         self._process.wait()
 
+    def _answers(self) -> bool:
+        ports = self._ports()
+        try:
+            return ports is not None and _listed(ports[1]) is not None
+        except (OSError, ValueError):
+            return False
+
     def _ports(self) -> tuple[str, str] | None:
         text = self._log.read_text(errors="replace")
         url, page = _URL.search(text), _PAGE.search(text)
         if not url or not page:
             return None
         return url[1], f"http://{spark.MASTER_HOST}:{page[1]}/json/"
+
+
+def _listed(page: str) -> list[dict[str, str]]:
+    with _web.open(page, timeout=10) as answer:
+        workers: list[dict[str, str]] = json.load(answer)["workers"]
+    return workers
