@@ -207,6 +207,9 @@ def _compare_hours(result: RoadResult, outcome: Outcome, before: Array) -> None:
             if since < at <= until:
                 seconds[number] += batch.seconds
                 rows[number] += batch.rows
+    if not all(rows):
+        result.notes.append("too few batches to compare the first hour with the last")
+        return
     first, last = (each / spent for each, spent in zip(rows, seconds, strict=True))
     result.notes.append(f"first hour {first:,.0f} rows/s, last hour {last:,.0f} rows/s")
     name = "throughput of the last hour against the first"
