@@ -4,7 +4,6 @@ Set with ``spark.python.daemon.module=anabranch.spark.daemon``; :func:`anabranch
 """
 
 import gc
-import socket
 
 from pyspark import daemon
 
@@ -12,19 +11,7 @@ import anabranch.spark.task  # noqa: F401  imported here so that every forked wo
 from anabranch.spark.memory import keep_memory
 from anabranch.spark.warm import warm
 
-_run_tasks = daemon.worker
-
-
-def _run_until_cut_off(sock: socket.socket, authenticated: bool) -> int:
-    """Spark closes the connection of a task that it cancels, and a worker ends there quietly."""
-    try:
-        return _run_tasks(sock, authenticated)
-    except BrokenPipeError:
-        return 1
-
-
 if __name__ == "__main__":
-    daemon.worker = _run_until_cut_off
     keep_memory()
     warm()
     # A worker collects garbage after every task. Everything imported so far is none, and looking
