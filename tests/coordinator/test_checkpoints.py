@@ -166,10 +166,12 @@ def test_files_that_no_version_needs_go_after_a_merge(query: Query) -> None:
 
 @pytest.mark.parametrize("query", [False, True], ids=["here", "apart"], indirect=True)
 def test_after_a_chain_that_cannot_be_merged_everything_is_saved_again(query: Query) -> None:
-    for _ in range(5):
-        query.batch()
-    query.store.put(query.parts[2].name, b"something else")
-    query.until(query.batch)
+    query.gate.open.clear()
+    query.until(query.gate.entered.is_set)
+    damaged = query.parts[1]
+    query.store.put(damaged.name, b"something else")
+    query.gate.open.set()
+    query.until(lambda: query.parts[0].version > damaged.version)
     assert query.stored(query.version) == query.model
 
 
