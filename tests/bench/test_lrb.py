@@ -82,7 +82,11 @@ def test_the_search_ends_near_the_greatest_that_holds(most: int, start: int) -> 
         assert not best.holds
 
 
-def test_faults_need_nodes() -> None:
-    result = CliRunner().invoke(bench, ["lrb", "--faults"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["--faults"], "--nodes"), (["--faults", "--nodes", "4", "--pace", "0"], "--pace")],
+)
+def test_faults_need_nodes_and_a_clock(options: list[str], named: str) -> None:
+    result = CliRunner().invoke(bench, ["lrb", *options])
     assert result.exit_code == 2
-    assert "--nodes" in result.output
+    assert named in result.output

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 PROGRAM = Path(__file__).with_name("program.py")
-KEYS = {"users": "user", "cities": "city", "sizes": "size"}
+OUTPUTS = {"users": "user", "sizes": "updates"}
+STATES = {**OUTPUTS, "cities": "city"}
 
 
 def make_input(folder: Path, seed: int, files: int, rows: int = 400) -> Path:
@@ -100,7 +101,7 @@ def kill_after(source: Path, work: Path, line: str, **plan: Any) -> None:
 def results(work: Path) -> dict[str, pa.Table]:
     """Everything the query has made: all rows of every output, batch by batch, and its state."""
     found = {}
-    for name, key in KEYS.items():
+    for name, key in OUTPUTS.items():
         tables = []
         for file in sorted((work / "out" / name).glob("part-*.parquet")):
             rows = pq.read_table(file)
@@ -109,6 +110,7 @@ def results(work: Path) -> dict[str, pa.Table]:
             tables.append(rows.append_column("batch", pa.array(batch, pa.int64())))
         order = [("batch", "ascending"), (key, "ascending")]
         found[f"output of {name}"] = pa.concat_tables(tables).sort_by(order)
+    for name, key in STATES.items():
         found[f"state of {name}"] = pq.read_table(work / "state" / f"{name}.parquet").sort_by(key)
     return found
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.spark import packing
+from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.packing import PLACE, ROWS, TARGET, Packing, read_values
 from anabranch.state.groups import Routing, group_of
 from anabranch.state.hashing import hash_keys
@@ -100,6 +101,18 @@ def test_rows_made_again_have_the_place_of_their_first_sender(partition: SimpleN
     partition.number = 1
     (packed,) = PACKING.as_from([0, 7], iter([made([("a", 1)])]))
     assert packed.column(PLACE)[0].as_py() >> packing.PLACE_BITS == 7
+
+
+def test_rows_in_no_order_may_be_made_again_by_more_than_sent_them(
+    partition: SimpleNamespace,
+) -> None:
+    router = PackedRouter(PACKING, Routing.even(GROUPS, 2), ordered=False)
+    made_again: list[Any] = []
+    frame: Any = SimpleNamespace(mapInArrow=lambda run, _: made_again.append(run))
+    router.as_from(frame, [0])
+    partition.number = 3
+    rows = map(made, [[("a", 1)], [("b", 2)]])
+    assert opened(made_again[0](rows)) == [("a", 1), ("b", 2)]
 
 
 def test_large_batches_are_packed_in_several_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,14 +177,16 @@ def _conclude(result: RoadResult, order: Order, best: Found) -> None:
     result.measures.append(Measure("batches", f"L = {outcome.xways}", "anabranch", timing))
     bars = result.bars
     if best.verdict is not None:
-        faults = sum(fault.count for fault in best.verdict.faults.values())
-        bars.append(Bar("faults of the answers", faults, 0, at_least=False))
+        bad = sum(of.count for name, of in best.verdict.faults.items() if name != "late")
+        bars.append(Bar("answers missing, extra or wrong", bad, 0, at_least=False))
     if order.window.pace:
         held = outcome.xways if best.holds else 0
         bars.append(Bar("expressways held", held, L_BAR, at_least=True))
         bars.append(Bar("answers after their limit", delays.late, 0, at_least=False))
         bars.append(Bar("median delay, s", delays.percentile(50), MEDIAN_BAR, at_least=False))
         bars.append(Bar("99th percentile, s", delays.percentile(99), TAIL_BAR, at_least=False))
+    if order.faults:
+        bars.append(Bar("node killed and operators scaled", len(outcome.faults), 3, at_least=True))
     if order.nodes is not None:
         result.notes.append(f"{order.nodes} nodes; {', '.join(outcome.faults) or 'no faults'}")
     if order.window.start:

@@ -118,10 +118,11 @@ def run(
             complete = watch.until_end()
         finally:
             if trouble is not None:
-                trouble.over.set()
-                trouble.join()
+                trouble.end()
             query.stop()
         query.await_termination(0)
+        if trouble is not None and trouble.failure is not None:
+            raise trouble.failure
     watch.look()
     started = Clock.read(clock) or Clock(time.time(), window.end, window.pace or 1.0)
     return Outcome(
@@ -175,20 +176,32 @@ class _Watch:
             self._tick(self._reached // SLICES)
 
 
-class _Trouble(threading.Thread):
+class _Trouble:
     """Scales an operator, kills a node and scales another operator, a quarter of the run apart."""
 
     def __init__(
         self, query: ab.RunningQuery, cluster: LocalCluster, window: Window, clock: Path
     ) -> None:
-        super().__init__(name="trouble", daemon=True)
         self._query, self._cluster = query, cluster
         self._window, self._clock = window, clock
-        self.over = threading.Event()
+        self._over = threading.Event()
         self.done: list[str] = []
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="trouble", daemon=True)
+        self._thread.start()
 
-    def run(self) -> None:
-        """Wait for each moment and act."""
+    def end(self) -> None:
+        """Do nothing more, and wait for what is being done."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except Exception as error:  # raised by the thread that waits for the run
+            self.failure = error
+
+    def _act(self) -> None:
         instances = self._query.routing["tolls"].instances
         acts: list[tuple[float, str, Callable[[], None]]] = [
             (0.25, "tolls scaled up", lambda: self._query.scale("tolls", instances + 1)),
@@ -203,7 +216,7 @@ class _Trouble(threading.Thread):
 
     def _wait(self, share: float) -> bool:
         length = self._window.end - self._window.paced_from
-        while not self.over.wait(_POLL):
+        while not self._over.wait(_POLL):
             clock = Clock.read(self._clock)
             if clock is not None:
                 reached = clock.second_at(time.time()) - clock.second

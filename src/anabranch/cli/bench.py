@@ -147,6 +147,8 @@ def bench_lrb(
 
     if faults and nodes is None:
         raise click.UsageError("--faults kills a node: say how many there are with --nodes")
+    if faults and not pace:
+        raise click.UsageError("--faults come at times of the clock, which --pace 0 does not have")
     end = minutes(until)
     if since is None:
         since = f"{end - 60}s" if quick else "170" if input_ is None else "0"

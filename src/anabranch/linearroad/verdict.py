@@ -23,6 +23,10 @@ class Fault:
     count: int = 0
     examples: tuple[str, ...] = ()
 
+    def __add__(self, other: Fault) -> Fault:
+        """Both counted together, with the examples of the first if it has any."""
+        return Fault(self.count + other.count, self.examples or other.examples)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -58,9 +62,28 @@ class Verdict:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def right(self) -> bool:
+        """Whether there are no faults, apart from answers that came late."""
+        return not any(fault.count for name, fault in self.faults.items() if name != "late")
+
+    @property
     def passed(self) -> bool:
         """Whether there are no faults."""
-        return not any(fault.count for fault in self.faults.values())
+        return self.right and not self.late.count
+
+    def __add__(self, other: Verdict) -> Verdict:
+        """Of two checks of different answers, the verdict on all of them."""
+        kinds = [kind for kind in Answer if kind in self.slowest or kind in other.slowest]
+        return Verdict(
+            self.expected + other.expected,
+            self.received + other.received,
+            **{name: fault + other.faults[name] for name, fault in self.faults.items()},
+            untimed=self.untimed + other.untimed,
+            slowest={
+                kind: max(self.slowest.get(kind, 0.0), other.slowest.get(kind, 0.0))
+                for kind in kinds
+            },
+        )
 
     def __str__(self) -> str:
         lines = [

@@ -47,4 +47,6 @@ class PackedRouter:
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
         """See :meth:`Router.as_from`."""
-        return frame.mapInArrow(partial(self.packing.as_from, tuple(instances)), PACKED)
+        # In no order rows may be made again by more instances than they were sent by at first.
+        senders = tuple(instances) if self.ordered else ()
+        return frame.mapInArrow(partial(self.packing.as_from, senders), PACKED)

@@ -75,9 +75,12 @@ class Packing:
                     yield row.append_column(VERSION, versions.slice(at, 1))
 
     def as_from(self, senders: Sequence[int], batches: Batches) -> Batches:
-        """Rows, packed for no target yet, as if partition i had been sent by ``senders[i]``."""
+        """Rows, packed for no target yet, as if partition i had been sent by ``senders[i]``.
+
+        Without senders the rows have no place, as where their order does not matter.
+        """
         number = TaskContext.get().partitionId()  # type: ignore[union-attr]
-        place = senders[number] << PLACE_BITS
+        place = senders[number] << PLACE_BITS if senders else 0
         for batch in batches:
             if batch.num_rows:
                 yield _row(0, place, [batch.cast(self.schema)])
