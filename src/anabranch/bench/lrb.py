@@ -177,8 +177,8 @@ def _conclude(result: RoadResult, order: Order, best: Found) -> None:
     result.measures.append(Measure("batches", f"L = {outcome.xways}", "anabranch", timing))
     bars = result.bars
     if best.verdict is not None:
-        bad = sum(of.count for name, of in best.verdict.faults.items() if name != "late")
-        bars.append(Bar("answers missing, extra or wrong", bad, 0, at_least=False))
+        incorrect = best.verdict.incorrect
+        bars.append(Bar("answers missing, extra or wrong", incorrect, 0, at_least=False))
     if order.window.pace:
         held = outcome.xways if best.holds else 0
         bars.append(Bar("expressways held", held, L_BAR, at_least=True))

@@ -62,14 +62,14 @@ class Verdict:
         return {name: getattr(self, name) for name in names}
 
     @property
-    def right(self) -> bool:
-        """Whether there are no faults, apart from answers that came late."""
-        return not any(fault.count for name, fault in self.faults.items() if name != "late")
+    def incorrect(self) -> int:
+        """How many faults there are, apart from answers that came late."""
+        return sum(fault.count for fault in self.faults.values()) - self.late.count
 
     @property
     def passed(self) -> bool:
         """Whether there are no faults."""
-        return self.right and not self.late.count
+        return not any(fault.count for fault in self.faults.values())
 
     def __add__(self, other: Verdict) -> Verdict:
         """Of two checks of different answers, the verdict on all of them."""
