@@ -1,7 +1,5 @@
 """Copies of an expressway: nothing of two copies meets, and the answers are copies too."""
 
-import operator
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from anabranch.linearroad import (
 )
 
 ONE = Traffic(seed=4, seconds=150, rates=(10, 10), accidents=400, requests=0.2).table()
-EXPECTED_OF_ONE = reference(ONE, history_table())
 
 
 def all_rows(source: Any, copies: int, *window: int | None) -> pa.Table:
@@ -117,25 +114,3 @@ def test_a_history_of_other_vehicles_is_refused() -> None:
     assert [copy["VID"].to_pylist() for copy in copies] == [[3], [7]]
     with pytest.raises(PlanError, match="VID 4"):
         list(replicas.history(history_table([{"VID": 4, **row}])))
-
-
-@settings(max_examples=30, deadline=None)
-@given(size=st.integers(1, 6), damage=st.lists(st.integers(0, 10_000), max_size=8))
-def test_answers_can_be_checked_some_copies_at_a_time(size: int, damage: list[int]) -> None:
-    replicas, one = replicate(ONE, 5), EXPECTED_OF_ONE
-    rows = replicas.expected(one).answers.to_pylist()
-    for at, kind in enumerate(damage):
-        row = rows.pop(kind % len(rows))
-        more = {"Time": row["Time"] + at, "Emit": row["Time"] + 9.0 * at}
-        numbers = {"VID": None, "QID": None} if at == 3 else {}
-        rows += [row | more | numbers] * (kind % 3)
-    answers = pa.Table.from_pylist(rows, one.answers.schema)
-    parts = [
-        check(answers.filter(replicas.answers_to(some)), replicas.expected(one, some))
-        for some in replicas.parts(size)
-    ]
-    together, whole = reduce(operator.add, parts), check(answers, replicas.expected(one))
-    for name, fault in whole.faults.items():
-        assert together.faults[name].count == fault.count, name
-    assert together.slowest == whole.slowest
-    assert (together.expected, together.received) == (whole.expected, whole.received)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
@@ -36,8 +36,8 @@ from anabranch.linearroad.rows import Answer
 
 _MINUTES_BACK = 5
 """What is told in a minute depends on so many before it."""
-_COPIES_AT_ONCE = 35
-"""Copies that are checked together: the answers of hundreds do not fit into memory."""
+_AT_ONCE = 10_000_000
+"""Answers that are checked together: those of hundreds of expressways do not fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -115,22 +115,16 @@ class World:
         One that did not start at 0 knows nothing of what was before: it is judged from when that
         no longer matters, and balances, for which it always does, are left out.
         """
-        whole = start == 0
-        since = 0 if whole else start + 60 * _MINUTES_BACK
-        wanted = (pc.field("Time") >= since) & (pc.field("Time") < end)
-        if not whole:
-            wanted &= pc.field("Type") != int(Answer.BALANCE)
-        one = Expected(
-            expected.answers.filter(wanted),
-            expected.charges if whole else expected.charges.slice(0, 0),
-            expected.requests if whole else expected.requests.slice(0, 0),
-        )
+        wanted = pc.scalar(True)
+        if start > 0:
+            timely = pc.field("Time") >= start + 60 * _MINUTES_BACK
+            wanted = timely & (pc.field("Type") != int(Answer.BALANCE))
+        due = expected.answers.filter(wanted & (pc.field("Time") < end))
         replicas = self.replicas(copies)
-        verdicts = []
-        for some in replicas.parts(_COPIES_AT_ONCE):
-            theirs = wanted & replicas.answers_to(some)
-            found = pa.concat_tables([table.filter(theirs) for _, table in answers.timed()])
-            verdicts.append(check(found, replicas.expected(one, some)))
+        verdicts = [
+            check(answers.during(seconds).filter(wanted), replicas.expected(piece))
+            for seconds, piece in replace(expected, answers=due).pieces(_AT_ONCE // copies or 1)
+        ]
         return reduce(operator.add, verdicts)
 
 

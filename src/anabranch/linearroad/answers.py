@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 from anabranch.linearroad.clock import SLICES, Clock
 from anabranch.linearroad.files import shaped, write_answers
 from anabranch.linearroad.rows import ANSWERS, Answer
+from anabranch.linearroad.seconds import ALWAYS, Seconds
 from anabranch.linearroad.verdict import LIMITS
 
 Array = npt.NDArray[Any]
@@ -57,23 +59,44 @@ class Answers:
             kind, slice_, commit - self.clock.arrival(slice_), taken, count.astype(np.int64)
         )
 
-    def timed(self) -> Iterator[tuple[int, pa.Table]]:
-        """The answers of each part with ``Emit``, and the version they are of.
+    def timed(self, seconds: Seconds = ALWAYS) -> Iterator[pa.Table]:
+        """The answers of each part with ``Emit``, or of those with some from given seconds.
 
         What came before the clock was started has none.
         """
         for version, file in self.parts():
+            first, last = self._times.get(file, (None, None))
+            if first is not None and last is not None and not seconds.overlaps(first, last):
+                continue
             table = pq.read_table(file)
             at = self.commits.get(version, np.nan)
             unpaced = table["Slice"].to_numpy() < self.clock.second * SLICES
             emit = np.full(len(table), self.clock.second_at(at))
             times = pa.array(emit, mask=unpaced | np.isnan(emit))
-            yield version, shaped(table.append_column("Emit", times), ANSWERS, file)
+            yield shaped(table.append_column("Emit", times), ANSWERS, file)
+
+    def during(self, seconds: Seconds) -> pa.Table:
+        """The answers to what was in some seconds of the stream."""
+        tables = [table.filter(seconds.of("Time")) for table in self.timed(seconds)]
+        return pa.concat_tables([ANSWERS.empty_table(), *tables])
+
+    @cached_property
+    def _times(self) -> dict[Path, tuple[int, int]]:
+        """The first and the last ``Time`` in each file, as far as that can be told."""
+        found = {}
+        for _, file in self.parts():
+            described = pq.read_metadata(file)
+            at = described.schema.names.index("Time")
+            groups = [described.row_group(i).column(at) for i in range(described.num_row_groups)]
+            of = [g.statistics for g in groups if g.is_stats_set]
+            if len(of) == len(groups) and all(s.has_min_max and not s.null_count for s in of):
+                found[file] = (min(s.min for s in of), max(s.max for s in of))
+        return found
 
     def write(self, folder: Path) -> int:
         """Write the answers as the specification has them; returns how many."""
         total = 0
-        for number, (_, table) in enumerate(self.timed()):
+        for number, table in enumerate(self.timed()):
             write_answers(folder / f"part-{number:06d}.parquet", table)
             total += len(table)
         return total

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from anabranch.linearroad.seconds import Seconds
 
 CHARGES = pa.schema([("VID", pa.int32()), ("Time", pa.int32()), ("Toll", pa.int32())])
 """What each vehicle was charged, and when."""
@@ -23,6 +29,26 @@ class Expected:
     charges: pa.Table
     """The charges to each vehicle, sorted by vehicle and time."""
     requests: pa.Table
+
+    def pieces(self, most: int) -> Iterator[tuple[Seconds, Expected]]:
+        """All of it, some seconds at a time, with about ``most`` answers to each.
+
+        The first piece is of all time before it too, and the last one of all time after it, so that
+        any answer at all belongs to one of them.
+        """
+        times = np.sort(self.answers["Time"].to_numpy())
+        cuts = np.unique(times[most::most]).tolist()
+        for since, until in pairwise([None, *cuts, None]):
+            seconds = Seconds(since, until)
+            yield seconds, self._of(seconds)
+
+    def _of(self, seconds: Seconds) -> Expected:
+        requests = self.requests.filter(seconds.of("Time"))
+        # A balance takes all charges before it, but only to the vehicle that asks.
+        theirs = pc.field("VID").isin(requests["VID"].combine_chunks())
+        return Expected(
+            self.answers.filter(seconds.of("Time")), self.charges.filter(theirs), requests
+        )
 
     def write(self, folder: Path | str) -> None:
         """Keep it in a folder, since it takes minutes to compute."""

@@ -60,37 +60,14 @@ class Replicas:
         for copy in range(self.copies):
             yield self._shifted(history, copy)
 
-    def parts(self, size: int) -> Iterator[range]:
-        """All copies, so many at a time."""
-        for first in range(0, self.copies, size):
-            yield range(first, min(first + size, self.copies))
-
-    def answers_to(self, copies: range) -> pc.Expression:
-        """Which answers are to some of the copies; those to nobody go to the first or the last."""
-        vehicle, request = pc.field("VID"), pc.field("QID")
-        to_vehicle = vehicle.is_valid() & self._in(vehicle, "VID", copies)
-        to_request = ~vehicle.is_valid() & self._in(request, "QID", copies)
-        if copies.start > 0:
-            return to_vehicle | to_request
-        return to_vehicle | to_request | (~vehicle.is_valid() & ~request.is_valid())
-
-    def expected(self, expected: Expected, copies: range | None = None) -> Expected:
-        """What is expected of all copies, or of some, from what is expected of one."""
-        which = range(self.copies) if copies is None else copies
+    def expected(self, expected: Expected) -> Expected:
+        """What is expected of all copies, from what is expected of one."""
         return Expected(
             *(
-                pa.concat_tables([self._shifted(table, copy) for copy in which])
+                pa.concat_tables([self._shifted(table, copy) for copy in range(self.copies)])
                 for table in (expected.answers, expected.charges, expected.requests)
             )
         )
-
-    def _in(self, column: pc.Expression, name: str, copies: range) -> pc.Expression:
-        span, inside = self.spans[name], pc.scalar(True)
-        if copies.start > 0:
-            inside &= column >= copies.start * span
-        if copies.stop < self.copies:
-            inside &= column < copies.stop * span
-        return inside
 
     def _window(self, start: int, end: int | None) -> pa.Table:
         if isinstance(self.source, Path):

@@ -73,15 +73,15 @@ class Verdict:
 
     def __add__(self, other: Verdict) -> Verdict:
         """Of two checks of different answers, the verdict on all of them."""
-        kinds = [kind for kind in Answer if kind in self.slowest or kind in other.slowest]
         return Verdict(
             self.expected + other.expected,
             self.received + other.received,
             **{name: fault + other.faults[name] for name, fault in self.faults.items()},
             untimed=self.untimed + other.untimed,
             slowest={
-                kind: max(self.slowest.get(kind, 0.0), other.slowest.get(kind, 0.0))
-                for kind in kinds
+                kind: max(of.slowest[kind] for of in (self, other) if kind in of.slowest)
+                for kind in Answer
+                if kind in self.slowest or kind in other.slowest
             },
         )
 
