@@ -1,6 +1,7 @@
 """How a run of Linear Road is judged."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from anabranch.bench.lrb import Order, _search
-from anabranch.bench.road_run import Window
+from anabranch.bench.road_account import Found, account, grids
+from anabranch.bench.road_run import Outcome, Window
 from anabranch.cli.bench import bench
-from anabranch.linearroad import Answer, answer_table
+from anabranch.linearroad import Answer, Verdict, answer_table
 from anabranch.linearroad.accounts import ANSWERED
 from anabranch.linearroad.answers import Answers
 from anabranch.linearroad.clock import Clock
@@ -57,6 +59,38 @@ def test_answers_are_written_with_the_second_they_were_given_in(
     written = pq.read_table(tmp_path / "out")
     assert written.schema.equals(answer_table().schema)
     assert written["Emit"].to_pylist() == [None, 60.5, 60.5, 60.5, 66.0, 66.0]
+
+
+def found(answers: Answers, *, complete: bool = True, verdict: Verdict | None = None) -> Found:
+    outcome = Outcome(3, Window(0, 60, 120), CLOCK, [], {}, [], answers, complete, 1.0)
+    return Found(outcome, answers.delays(), verdict)
+
+
+def test_a_run_is_told_in_numbers_and_in_tables(answers: Answers) -> None:
+    said = account(found(answers, verdict=Verdict(6, 6)))
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert said["all_delays"] == {"answers": 5, "p50": 0.5, "p95": 5.9, "p99": 5.9, "max": 5.9}
+    facts, delays, times = grids(said)
+    assert dict(facts.rows)["limits"] == "1 answers late"
+    assert dict(facts.rows)["verdict"] == "passed: 6 answers expected, 6 received"
+    assert delays.rows[0] == ("toll notifications", "4", "0.500", "5.900", "5.900", "5.900")
+    assert delays.rows[-1][:2] == ("all", "5")
+    assert times.rows == [("batch", "0.000")]
+
+
+def test_a_run_without_a_clock_has_no_delays(answers: Answers) -> None:
+    said = account(found(replace(answers, clock=Clock(1000.0, 120, 1.0))))
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert [grid.title for grid in grids(said)] == [
+        "L = 3",
+        "L = 3: where the time of a batch goes",
+    ]
+
+
+def test_a_run_that_was_given_up_does_not_hold(answers: Answers) -> None:
+    given_up = found(answers, complete=False)
+    assert not given_up.holds
+    assert "given up" in str(grids(account(given_up))[0].rows)
 
 
 @dataclass(frozen=True)

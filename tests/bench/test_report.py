@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from anabranch.bench.harness import Bar, Measure, Result, Timing
+from anabranch.bench.harness import Bar, Grid, Measure, Result, Timing
 from anabranch.cli.app import main
 
 
@@ -19,6 +19,18 @@ def results(tmp_path: Path) -> Path:
         result.write_json(tmp_path / f"{name}.json")
     (tmp_path / "state.png").write_bytes(b"\x89PNG")
     return tmp_path
+
+
+def test_tables_of_a_benchmark_are_shown(results: Path) -> None:
+    path = results / "scaling.json"
+    grid = Grid("A <table>", ("what", "s"), [("all of it", "0.25")]).to_json()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tables": [grid]}))
+    path.rename(results / "evening.json")
+    CliRunner().invoke(main, ["report", "--results", str(results)], catch_exceptions=False)
+    page = (results / "report.html").read_text()
+    assert "evening (bench scaling)" in page
+    assert "A &lt;table&gt;" in page
+    assert "<td>all of it</td><td class='number'>0.25</td>" in page
 
 
 def test_all_results_are_on_one_page(results: Path) -> None:

@@ -106,6 +106,19 @@ class Bar:
         }
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A table of text, for the terminal and for the report."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Title, heads and rows."""
+        return {"title": self.title, "heads": list(self.heads), "rows": list(map(list, self.rows))}
+
+
 @dataclass
 class Result:
     """Everything that one run of a benchmark found out."""

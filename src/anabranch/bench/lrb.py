@@ -7,7 +7,6 @@ commit of the batch that has it.
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -25,12 +24,11 @@ from rich.table import Table
 from anabranch.bench import road_plot
 from anabranch.bench.harness import Bar, Measure, Result, Timing
 from anabranch.bench.road import World
+from anabranch.bench.road_account import Found, account, grids
 from anabranch.bench.road_run import Outcome, Window, run, session
-from anabranch.linearroad.answers import Delays
 from anabranch.linearroad.clock import SLICES
 from anabranch.linearroad.copies import rows_before
-from anabranch.linearroad.rows import HOURS3, Answer
-from anabranch.linearroad.verdict import Verdict
+from anabranch.linearroad.rows import HOURS3
 
 Array = npt.NDArray[Any]
 
@@ -38,12 +36,6 @@ L_BAR, MEDIAN_BAR, TAIL_BAR = 350, 0.700, 1.459
 _HOUR = 3600
 _COLD = 5
 """Batches before a query is up to speed, which would flatter what comes later."""
-_NAMES = {
-    Answer.TOLL: "toll notifications",
-    Answer.ALERT: "accident alerts",
-    Answer.BALANCE: "balances",
-    Answer.EXPENDITURE: "expenditures",
-}
 
 
 @dataclass(frozen=True)
@@ -75,22 +67,8 @@ class RoadResult(Result):
 
     def to_json(self) -> dict[str, Any]:
         """The whole result, with the runs."""
-        return super().to_json() | {"runs": self.runs}
-
-
-@dataclass(frozen=True)
-class Found:
-    """A run, judged."""
-
-    outcome: Outcome
-    delays: Delays
-    verdict: Verdict | None
-
-    @property
-    def holds(self) -> bool:
-        """Whether everything was answered in time, and right as far as that was looked at."""
-        right = self.verdict is None or self.verdict.passed
-        return self.outcome.complete and self.delays.late == 0 and right
+        shown = [grid.to_json() for run in self.runs for grid in grids(run)]
+        return super().to_json() | {"runs": self.runs, "tables": shown}
 
 
 def measure(order: Order, console: Console) -> RoadResult:
@@ -124,8 +102,8 @@ def measure(order: Order, console: Console) -> RoadResult:
                     faults=order.faults,
                 )
                 found = _judged(order, world, outcome, progress)
-                _show(found, console)
-                result.runs.append(_described(found))
+                result.runs.append(account(found))
+                _show(result.runs[-1], console)
                 return found
 
             best = _search(one, order) if order.search else one(order.xways)
@@ -170,19 +148,19 @@ def _search(one: Callable[[int], Found], order: Order) -> Found:
 
 def _conclude(result: RoadResult, order: Order, best: Found) -> None:
     outcome, delays = best.outcome, best.delays
-    timing = Timing(
-        round(median(batch.rows for batch in outcome.paced)) if outcome.paced else 0,
-        tuple(batch.seconds for batch in outcome.paced) or (math.nan,),
-    )
-    result.measures.append(Measure("batches", f"L = {outcome.xways}", "anabranch", timing))
+    if measured := outcome.measured:
+        rows = round(median(batch.rows for batch in measured))
+        timing = Timing(rows, tuple(batch.seconds for batch in measured))
+        result.measures.append(Measure("batches", f"L = {outcome.xways}", "anabranch", timing))
     bars = result.bars
     if best.verdict is not None:
         incorrect = best.verdict.incorrect
         bars.append(Bar("answers missing, extra or wrong", incorrect, 0, at_least=False))
-    if order.window.pace:
+    if order.window.pace == 1:
+        bars.append(Bar("answers after their limit", delays.late, 0, at_least=False))
+    if order.window.pace == 1 and order.nodes is None:
         held = outcome.xways if best.holds else 0
         bars.append(Bar("expressways held", held, L_BAR, at_least=True))
-        bars.append(Bar("answers after their limit", delays.late, 0, at_least=False))
         bars.append(Bar("median delay, s", delays.percentile(50), MEDIAN_BAR, at_least=False))
         bars.append(Bar("99th percentile, s", delays.percentile(99), TAIL_BAR, at_least=False))
     if order.faults:
@@ -218,97 +196,14 @@ def _compare_hours(result: RoadResult, outcome: Outcome, before: Array) -> None:
     result.bars.append(Bar(name, last / first, 0.9, at_least=True))
 
 
-def _described(found: Found) -> dict[str, Any]:
-    """Everything about a run, for JSON."""
-    outcome, delays = found.outcome, found.delays
-    window = outcome.window
-    checkpoints = [event for event in outcome.events if event.kind == "checkpoint"]
-    last = outcome.batches[-1] if outcome.batches else None
-    return {
-        "xways": outcome.xways,
-        "start": window.start,
-        "from": window.paced_from,
-        "to": window.end,
-        "pace": window.pace,
-        "holds": found.holds,
-        "complete": outcome.complete,
-        "rows_per_second": round(outcome.rate, 1),
-        "busy_rows_per_second": round(_busy(outcome), 1),
-        "batches": len(outcome.paced),
-        "delays": {
-            _NAMES[kind]: _percentiles(delays.of(kind)) for kind in Answer if delays.of(kind).total
-        },
-        "all_delays": _percentiles(delays),
-        "late": delays.late,
-        "state_rows": last.state_rows if last else 0,
-        "state_bytes": last.state_bytes if last else 0,
-        "checkpoints": len(checkpoints),
-        "checkpoint_bytes": round(_mean([e.details.get("bytes", 0) for e in checkpoints])),
-        "checkpoint_seconds": round(_mean([e.seconds for e in checkpoints]), 4),
-        "time": _where(outcome),
-        "faults": outcome.faults,
-        "verdict": None if found.verdict is None else str(found.verdict),
-    }
-
-
-def _where(outcome: Outcome) -> dict[str, float]:
-    """Where the time of a batch goes, in seconds on average."""
-    paced = outcome.paced or outcome.batches
-    times: dict[str, float] = {"batch": _mean([batch.seconds for batch in paced])}
-    for number, of in enumerate(paced[0].operators if paced else ()):
-        each = [batch.operators[number].instances for batch in paced]
-        slowest = [max(i.seconds for i in instances) for instances in each]
-        cpu = [sum(i.cpu_seconds for i in instances) for instances in each]
-        times[f"{of.name}, slowest instance"] = _mean(slowest)
-        times[f"{of.name}, processor"] = _mean(cpu)
-    versions = {batch.version for batch in paced}
-    phases = [of for version, of in outcome.phases.items() if version in versions]
-    for name in sorted({name for of in phases for name in of}):
-        times[f"Spark's {name}"] = _mean([of.get(name, 0) / 1000 for of in phases])
-    return {name: round(seconds, 4) for name, seconds in times.items()}
-
-
-def _busy(outcome: Outcome) -> float:
-    paced = outcome.paced or outcome.batches
-    seconds = sum(batch.seconds for batch in paced)
-    return sum(batch.rows for batch in paced) / seconds if seconds else 0.0
-
-
-def _percentiles(delays: Delays) -> dict[str, float]:
-    named = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
-    found = {name: round(delays.percentile(p), 4) for name, p in named.items()}
-    return {"answers": delays.total, **found}
-
-
-def _mean(values: list[Any]) -> float:
-    return float(sum(values) / len(values)) if values else 0.0
-
-
-def _show(found: Found, console: Console) -> None:
-    said = _described(found)
-    console.print(
-        f"[bold]L = {said['xways']}[/bold]: "
-        f"{'holds all limits' if found.holds else 'does not hold its limits'}; "
-        f"{said['rows_per_second']:,.0f} rows/s fed, {said['busy_rows_per_second']:,.0f} rows/s "
-        f"while a batch runs, {said['batches']} batches"
-    )
-    table = Table("answers", "number", "median s", "p95", "p99", "slowest", title_justify="left")
-    for name, of in [*said["delays"].items(), ("all", said["all_delays"])]:
-        table.add_row(
-            name, f"{of['answers']:,}", *(f"{of[p]:.3f}" for p in ("p50", "p95", "p99", "max"))
-        )
-    console.print(table)
-    console.print(
-        f"state: {said['state_rows']:,} rows, {said['state_bytes'] / 2**20:,.0f} MiB; "
-        f"{said['checkpoints']} checkpoints of {said['checkpoint_bytes'] / 2**20:,.1f} MiB, "
-        f"stored in {said['checkpoint_seconds']:.2f} s; {said['late']:,} answers late"
-    )
-    times = Table("where the time of a batch goes", "seconds", title_justify="left")
-    for name, seconds in said["time"].items():
-        times.add_row(name, f"{seconds:.3f}")
-    console.print(times)
-    if found.verdict is not None:
-        console.print(str(found.verdict))
+def _show(said: dict[str, Any], console: Console) -> None:
+    for grid in grids(said):
+        table = Table(*grid.heads, title=grid.title, title_justify="left")
+        for row in grid.rows:
+            table.add_row(*row)
+        console.print(table)
+    if said["verdict"] is not None:
+        console.print(said["verdict"])
 
 
 def _show_bars(result: Result, console: Console) -> None:

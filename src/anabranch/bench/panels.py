@@ -59,7 +59,8 @@ def draw(
                 heights = [_figure(each.timing, tail=benchmark in tails) for each in mine]
                 axis.bar(places, heights, width, label=side, color=_COLOURS[number])
             middle = (len(sides) - 1) * width / 2
-            axis.set_xticks([n + middle for n in range(len(names))], names)
+            labels = [name.replace(", ", "\n") for name in names]
+            axis.set_xticks([n + middle for n in range(len(names))], labels)
             axis.set_title(titles[benchmark])
             axis.set_ylabel("seconds")
             axis.set_ylim(bottom=0)

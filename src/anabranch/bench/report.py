@@ -29,8 +29,8 @@ def write(folder: Path, target: Path) -> int:
     found = [(path, _load(path)) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise PlanError(f"{folder} has no results; run anabranch bench NAME --json {folder}/...")
-    body = "\n".join(_section(result, path.with_suffix(".png")) for path, result in found)
-    summary = _bars([(result, bar) for _, result in found for bar in result["bars"]])
+    body = "\n".join(_section(result, path) for path, result in found)
+    summary = _bars([(path.stem, bar) for path, result in found for bar in result["bars"]])
     target.write_text(
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         f"<title>Anabranch: benchmarks</title><style>{_STYLE}</style></head>\n"
@@ -50,12 +50,18 @@ def _load(path: Path) -> dict[str, Any]:
     return result
 
 
-def _section(result: Mapping[str, Any], picture: Path) -> str:
-    lines = [f"<h2>{escape(str(result['benchmark']))}</h2>", _circumstances(result)]
+def _section(result: Mapping[str, Any], path: Path) -> str:
+    named = result["benchmark"]
+    title = named if named == path.stem else f"{path.stem} (bench {named})"
+    lines = [f"<h2>{escape(title)}</h2>", _circumstances(result)]
     lines += [f"<p>{escape(note)}</p>" for note in result.get("notes", [])]
+    picture = path.with_suffix(".png")
     if picture.exists():
         data = base64.b64encode(picture.read_bytes()).decode()
         lines.append(f"<img alt='{escape(picture.stem)}' src='data:image/png;base64,{data}'>")
+    for grid in result.get("tables", []):
+        rows = [[row[0], *map(_Number, row[1:])] for row in grid["rows"]]
+        lines.append(_table(grid["title"], grid["heads"], rows))
     lines.append(_measures(result["measures"]))
     return "\n".join(lines)
 
@@ -69,18 +75,18 @@ def _circumstances(result: Mapping[str, Any]) -> str:
     return f"<p class='small'>{escape(' · '.join(parts))}</p>"
 
 
-def _bars(bars: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+def _bars(bars: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     rows = [
         (
-            result["benchmark"],
+            name,
             bar["name"],
             _number(bar["value"]),
             f"{bar.get('sense', 'at least')} {_number(bar['bar'])}",
             ("holds", "holds") if bar["holds"] else ("fails", "does not hold"),
         )
-        for result, bar in bars
+        for name, bar in bars
     ]
-    return _table("Bars", ("benchmark", "bar", "value", "has to be", ""), rows)
+    return _table("Bars", ("result", "bar", "value", "has to be", ""), rows)
 
 
 def _measures(measures: Sequence[Mapping[str, Any]]) -> str:

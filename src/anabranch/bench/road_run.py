@@ -64,6 +64,11 @@ class Outcome:
         return [batch for batch in self.batches if batch.at - batch.seconds >= self.clock.started]
 
     @property
+    def measured(self) -> list[Progress]:
+        """The batches that figures are about: all of them if there was no clock."""
+        return self.paced or self.batches
+
+    @property
     def rate(self) -> float:
         """Rows per second of the paced part."""
         paced = self.paced
