@@ -46,9 +46,9 @@ class Expected:
         requests = self.requests.filter(seconds.of("Time"))
         # A balance takes all charges before it, but only to the vehicle that asks.
         theirs = pc.field("VID").isin(requests["VID"].combine_chunks())
-        return Expected(
-            self.answers.filter(seconds.of("Time")), self.charges.filter(theirs), requests
-        )
+        found = (self.answers.filter(seconds.of("Time")), self.charges.filter(theirs), requests)
+        # Filters leave a chunk, mostly an empty one, of every chunk; copies would multiply them.
+        return Expected(*(table.combine_chunks() for table in found))
 
     def write(self, folder: Path | str) -> None:
         """Keep it in a folder, since it takes minutes to compute."""
