@@ -1,9 +1,12 @@
 """One suite that every store has to pass, and what is special about files and faults."""
 
+import ctypes
 import errno
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +48,31 @@ def test_put_get_size(store: BackupStore) -> None:
     assert store.get("a/b.arrow").to_pybytes() == data
     assert store.size("a/b.arrow") == len(data)
     assert store.get("empty").size == store.size("empty") == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in memory")
+def test_the_system_does_not_keep_checkpoints_in_memory() -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # on a disk, unlike some /tmp
+        opened = Files(folder).open()
+        opened.put("a", bytes(1 << 20))
+        stored = Path(folder) / "a"
+        assert _pages_in_memory(stored) == 0
+        stored.read_bytes()
+        assert _pages_in_memory(stored) > 0
+        assert opened.get("a").size == 1 << 20
+        assert _pages_in_memory(stored) == 0
+
+
+def _pages_in_memory(path: Path) -> int:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        found = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(mapped)), found
+        )
+        del start  # or the map could not be closed
+    assert failed == 0
+    return sum(page & 1 for page in found)
 
 
 def test_put_replaces(store: BackupStore) -> None:

@@ -49,7 +49,7 @@ class Files:
     def open(self) -> BackupStore:
         """The store; the folder is made with the first backup."""
         try:
-            return FileStore(*fs.FileSystem.from_uri(self.uri))
+            return FileStore(*fs.FileSystem.from_uri(self.uri), cached=False)
         except (pa.ArrowException, OSError, ImportError, ValueError) as error:
             raise PlanError(f"Files: cannot open {self.uri!r}: {error}") from error
 
@@ -61,12 +61,17 @@ class FileStore:
     renamed; on a local disk it is flushed before that, unless ``flush`` is false: what was stored
     last may then be lost, or be empty, after a power failure. Object stores show only whole
     objects. Files that a killed process left half written are never listed, and are removed when
-    they are an hour old.
+    they are an hour old. Unless ``cached``, the system is told not to keep the files of a local
+    disk in memory: a checkpoint every few seconds would fill all of it, and whoever needs memory
+    next, such as a batch, would wait until some of it is freed.
     """
 
-    def __init__(self, filesystem: fs.FileSystem, root: str, *, flush: bool = True) -> None:
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, *, flush: bool = True, cached: bool = True
+    ) -> None:
         self._fs = filesystem
         self._flushes = flush
+        self._cached = cached
         self._root = root.rstrip("/")
         self._local = isinstance(filesystem, fs.LocalFileSystem)
         self._swept = False
@@ -89,6 +94,7 @@ class FileStore:
                 self._make_folder(posixpath.dirname(path))
                 self._write(partial, data)
                 self._flush(partial)
+                self._let_go(partial)
             with self._failing(MayHaveHappened, "write", path):
                 self._fs.move(partial, path)
                 self._flush(posixpath.dirname(path))
@@ -100,8 +106,11 @@ class FileStore:
     def get(self, name: str) -> pa.Buffer:
         """See :meth:`BackupStore.get`."""
         path = self._path(name)
-        with self._failing(DidNotHappen, "read", path), self._fs.open_input_file(path) as file:
-            return file.read_buffer()
+        with self._failing(DidNotHappen, "read", path):
+            with self._fs.open_input_file(path) as file:
+                data = file.read_buffer()
+            self._let_go(path)
+        return data
 
     def list(self, prefix: str = "") -> Sequence[str]:
         """See :meth:`BackupStore.list`."""
@@ -165,11 +174,15 @@ class FileStore:
         """Wait until a local file or folder is on the disk: a rename alone is no promise."""
         if not self._local or not self._flushes:
             return
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
+        with _opened(path) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+    def _let_go(self, path: str) -> None:
+        """Free the memory in which the system has a local file; what is not on disk yet stays."""
+        if self._cached or not self._local or not hasattr(os, "posix_fadvise"):
+            return
+        with suppress(FileNotFoundError), _opened(path) as descriptor:  # deleted meanwhile
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _sweep(self) -> None:
         """Remove what killed writers left behind, once for each store that writes."""
@@ -182,3 +195,12 @@ class FileStore:
             if info.mtime is not None and info.mtime < before:
                 with suppress(OSError):
                     self._fs.delete_file(info.path)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
