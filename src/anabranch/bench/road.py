@@ -122,7 +122,7 @@ class World:
         due = expected.answers.filter(wanted & (pc.field("Time") < end))
         replicas = self.replicas(copies)
         verdicts = [
-            check(answers.during(seconds).filter(wanted), replicas.expected(piece))
+            check(answers.during(seconds, wanted), replicas.expected(piece))
             for seconds, piece in replace(expected, answers=due).pieces(_AT_ONCE // copies or 1)
         ]
         return reduce(operator.add, verdicts)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anabranch.linearroad.clock import SLICES, Clock
@@ -75,9 +76,10 @@ class Answers:
             times = pa.array(emit, mask=unpaced | np.isnan(emit))
             yield shaped(table.append_column("Emit", times), ANSWERS, file)
 
-    def during(self, seconds: Seconds) -> pa.Table:
-        """The answers to what was in some seconds of the stream."""
-        tables = [table.filter(seconds.of("Time")) for table in self.timed(seconds)]
+    def during(self, seconds: Seconds, where: pc.Expression | None = None) -> pa.Table:
+        """The answers to what was in some seconds of the stream, or those for which a test holds."""
+        wanted = seconds.of("Time") if where is None else seconds.of("Time") & where
+        tables = [table.filter(wanted) for table in self.timed(seconds)]
         return pa.concat_tables([ANSWERS.empty_table(), *tables])
 
     @cached_property
