@@ -51,7 +51,7 @@ def account(found: Found) -> dict[str, Any]:
         "complete": outcome.complete,
         "rows_per_second": round(outcome.rate, 1),
         "busy_rows_per_second": round(_busy(outcome), 1),
-        "batches": len(outcome.paced),
+        "batches": len(outcome.measured),
         "delays": {
             _NAMES[kind]: _percentiles(delays.of(kind)) for kind in Answer if delays.of(kind).total
         },

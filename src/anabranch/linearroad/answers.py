@@ -77,7 +77,7 @@ class Answers:
             yield shaped(table.append_column("Emit", times), ANSWERS, file)
 
     def during(self, seconds: Seconds, where: pc.Expression | None = None) -> pa.Table:
-        """The answers to what was in some seconds of the stream, or those for which a test holds."""
+        """The answers to what was in some seconds of the stream, or some of them."""
         wanted = seconds.of("Time") if where is None else seconds.of("Time") & where
         tables = [table.filter(wanted) for table in self.timed(seconds)]
         return pa.concat_tables([ANSWERS.empty_table(), *tables])
