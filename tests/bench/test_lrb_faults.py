@@ -22,5 +22,5 @@ def test_answers_are_right_whatever_is_killed_and_scaled(tmp_path: Path) -> None
     said = json.loads(found.read_text())
     assert [run["complete"] for run in said["runs"]] == [True]
     bars = {bar["name"]: bar["value"] for bar in said["bars"]}
-    assert bars["node killed and operators scaled"] == 3
+    assert bars["node killed and operators scaled"] == 4
     assert bars["answers missing, extra or wrong"] == 0, said["runs"][0]["verdict"]

@@ -164,7 +164,7 @@ def _conclude(result: RoadResult, order: Order, best: Found) -> None:
         bars.append(Bar("median delay, s", delays.percentile(50), MEDIAN_BAR, at_least=False))
         bars.append(Bar("99th percentile, s", delays.percentile(99), TAIL_BAR, at_least=False))
     if order.faults:
-        bars.append(Bar("node killed and operators scaled", len(outcome.faults), 3, at_least=True))
+        bars.append(Bar("node killed and operators scaled", len(outcome.faults), 4, at_least=True))
     if order.nodes is not None:
         result.notes.append(f"{order.nodes} nodes; {', '.join(outcome.faults) or 'no faults'}")
     if order.window.start:

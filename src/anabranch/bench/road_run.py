@@ -182,7 +182,7 @@ class _Watch:
 
 
 class _Trouble:
-    """Scales an operator, kills a node and scales another operator, a quarter of the run apart."""
+    """Scales both operators, kills a node and scales one of them back, a fifth of the run apart."""
 
     def __init__(
         self, query: ab.RunningQuery, cluster: LocalCluster, window: Window, clock: Path
@@ -209,9 +209,10 @@ class _Trouble:
     def _act(self) -> None:
         instances = self._query.routing["tolls"].instances
         acts: list[tuple[float, str, Callable[[], None]]] = [
-            (0.25, "tolls scaled up", lambda: self._query.scale("tolls", instances + 1)),
-            (0.50, "node killed", self._kill),
-            (0.75, "accounts scaled up", lambda: self._query.scale("accounts", instances + 1)),
+            (0.2, "tolls scaled up", lambda: self._query.scale("tolls", instances + 1)),
+            (0.4, "accounts scaled up", lambda: self._query.scale("accounts", instances + 1)),
+            (0.6, "node killed", self._kill),
+            (0.8, "tolls scaled back", lambda: self._query.scale("tolls", instances)),
         ]
         for share, name, act in acts:
             if not self._wait(share):

@@ -51,29 +51,30 @@ class Seen:
 
 
 def views(spark: SparkSession, rate: int) -> DataFrame:
-    """Page views from all sources: a time, the path of the page, and fields that nobody needs."""
+    """Page views from all sources, so many a second in all."""
     sources = []
     for number in range(SOURCES):
         share = rate // SOURCES + (number < rate % SOURCES)
         rows = spark.readStream.format("rate").option("rowsPerSecond", share)
-        view = F.xxhash64("value", F.lit(number))
-        sources.append(
-            rows.option("numPartitions", 1)
-            .load()
-            .select(
-                F.col("timestamp").alias("at"),
-                F.concat(_language(view), F.lit("/wiki/"), F.pmod(view, F.lit(1000))).alias("path"),
-                F.lit("200").alias("status"),
-                F.pmod(view, F.lit(100_000)).alias("bytes"),
-            )
-        )
+        sources.append(of_source(rows.option("numPartitions", 1).load(), number))
     return reduce(DataFrame.unionAll, sources)
+
+
+def of_source(rows: DataFrame, number: int) -> DataFrame:
+    """Numbered rows as page views: a time, the path of the page, and fields that nobody needs."""
+    view = F.xxhash64("value", F.lit(number))
+    return rows.select(
+        F.col("timestamp").alias("at"),
+        F.concat(_language(view), F.lit("/wiki/"), F.pmod(view, F.lit(1000))).alias("path"),
+        F.lit("200").alias("status"),
+        F.pmod(view, F.lit(100_000)).alias("bytes"),
+    )
 
 
 def _language(view: Column) -> Column:
     """A language by Zipf's law: the logarithm of its rank is spread evenly."""
     evenly = F.pmod(view, F.lit(_SLICES)) / _SLICES
-    rank = F.floor(F.pow(F.lit(LANGUAGES), evenly))
+    rank = F.floor(F.pow(F.lit(LANGUAGES + 1), evenly))
     return F.concat(F.lit("l"), F.lpad(rank.cast("string"), 3, "0"))
 
 

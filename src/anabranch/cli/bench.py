@@ -116,7 +116,7 @@ def bench_topk(
 @click.option("--search", is_flag=True, help="Find the greatest L that holds all limits.")
 @click.option("--check", is_flag=True, help="Compare all answers with those of the reference.")
 @click.option("--nodes", type=int, help="Run on a cluster of so many nodes on this machine.")
-@click.option("--faults", is_flag=True, help="Scale twice and kill a node meanwhile.")
+@click.option("--faults", is_flag=True, help="Scale operators, kill a node, scale back.")
 @click.option("--input", "input_", type=_PATH, help="An input instead of generated traffic.")
 @click.option("--history", type=_PATH, help="The history that goes with it.")
 @click.option("--expected", type=_PATH, help="Where the reference's answers are, or are to be.")
