@@ -2,11 +2,13 @@
 
 import operator
 import tempfile
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from anabranch.linearroad import Traffic, Verdict, check, history_table, referen
 from anabranch.linearroad.accounts import ANSWERED
 from anabranch.linearroad.answers import Answers
 from anabranch.linearroad.clock import SLICES, Clock
+from anabranch.linearroad.rows import Answer
 
 ONE = Traffic(seed=4, seconds=150, rates=(10, 10), accidents=400, requests=0.2).table()
 EXPECTED = reference(ONE, history_table())
@@ -83,3 +86,15 @@ def test_an_answer_of_any_second_is_seen(
         pieces, whole = judged(stored(Path(folder), rows, per_file), most)
     assert pieces.received == whole.received == len(ROWS)
     assert (pieces.incorrect > 0) == (whole.incorrect > 0) == (rows[at] != ROWS[at])
+
+
+def test_a_piece_takes_along_only_what_its_balances_need() -> None:
+    late = EXPECTED.answers.filter(pc.field("Time") >= 100)
+    asked = late.filter(pc.field("Type") == int(Answer.BALANCE))
+    for seconds, piece in replace(EXPECTED, answers=late).pieces(len(late) // 2):
+        here = asked.filter(seconds.of("Time"))
+        assert sorted(piece.requests["QID"].to_pylist()) == sorted(here["QID"].to_pylist())
+        assert set(piece.charges["VID"].to_pylist()) <= set(piece.requests["VID"].to_pylist())
+    tolls = late.filter(pc.field("Type") == int(Answer.TOLL))
+    for _, piece in replace(EXPECTED, answers=tolls).pieces(len(tolls) // 2):
+        assert len(piece.requests) == len(piece.charges) == 0

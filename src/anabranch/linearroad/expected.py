@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from anabranch.linearroad.rows import Answer
 from anabranch.linearroad.seconds import Seconds
 
 CHARGES = pa.schema([("VID", pa.int32()), ("Time", pa.int32()), ("Toll", pa.int32())])
@@ -43,10 +44,13 @@ class Expected:
             yield seconds, self._of(seconds)
 
     def _of(self, seconds: Seconds) -> Expected:
-        requests = self.requests.filter(seconds.of("Time"))
+        answers = self.answers.filter(seconds.of("Time"))
+        balances = answers.filter(pc.field("Type") == int(Answer.BALANCE))
+        asked = pc.field("QID").isin(balances["QID"].combine_chunks())
+        requests = self.requests.filter(asked)
         # A balance takes all charges before it, but only to the vehicle that asks.
         theirs = pc.field("VID").isin(requests["VID"].combine_chunks())
-        found = (self.answers.filter(seconds.of("Time")), self.charges.filter(theirs), requests)
+        found = (answers, self.charges.filter(theirs), requests)
         # Filters leave a chunk, mostly an empty one, of every chunk; copies would multiply them.
         return Expected(*(table.combine_chunks() for table in found))
 
