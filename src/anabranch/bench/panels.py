@@ -64,7 +64,9 @@ def draw(
             axis.set_title(titles[benchmark])
             axis.set_ylabel("seconds")
             axis.set_ylim(bottom=0)
-            axis.legend()
+            if len(sides) > 1:
+                # Beside the axes: bars may be anywhere within.
+                axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
         figure.savefig(path, dpi=150)
         pyplot.close(figure)
 
