@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from anabranch.bench.lrb import Order, _search
+from anabranch.bench.lrb import Order, RoadResult, _conclude, _search
 from anabranch.bench.road_account import Found, account, grids
 from anabranch.bench.road_run import Outcome, Window
 from anabranch.cli.bench import bench
@@ -91,6 +91,22 @@ def test_a_run_that_was_given_up_does_not_hold(answers: Answers) -> None:
     given_up = found(answers, complete=False)
     assert not given_up.holds
     assert "given up" in str(grids(account(given_up))[0].rows)
+
+
+LATE, AT_PACE = "answers after their limit", "99th percentile, s"
+
+
+@pytest.mark.parametrize(
+    ("pace", "nodes", "bars", "note"),
+    [(1.0, None, {LATE, AT_PACE}, ""), (1.0, 4, {LATE}, "4 nodes"), (4.0, None, set(), "4 times")],
+)
+def test_a_run_is_held_to_limits_at_true_pace_only(
+    answers: Answers, pace: float, nodes: int | None, bars: set[str], note: str
+) -> None:
+    result = RoadResult("lrb", 1, False)
+    _conclude(result, Order(3, Window(0, 60, 120, pace), nodes=nodes), found(answers))
+    assert {bar.name for bar in result.bars} & {LATE, AT_PACE} == bars
+    assert note in " ".join(result.notes)
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ def _conclude(result: RoadResult, order: Order, best: Found) -> None:
         bars.append(Bar("node killed and operators scaled", len(outcome.faults), 4, at_least=True))
     if order.nodes is not None:
         result.notes.append(f"{order.nodes} nodes; {', '.join(outcome.faults) or 'no faults'}")
+    if order.window.pace not in (0, 1):
+        result.notes.append(f"limits are by a clock that ran {order.window.pace:g} times as fast")
     if order.window.start:
         result.notes.append(
             f"started at second {order.window.start}: balances are not of the whole stream"
