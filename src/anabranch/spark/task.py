@@ -240,8 +240,8 @@ def _opened(folder: Path, layout: TableLayout) -> StateTable:
     table = _open.get(name)
     if table is not None and not table.replaced():
         return table
-    if table is not None:
-        del _open[name]
-        table.close()
+    # What is mapped stays in memory, also the tables of queries that have long ended.
+    for gone in [each for each, other in _open.items() if other.replaced()]:
+        _open.pop(gone).close()
     _open[name] = StateTable.open(folder, layout)
     return _open[name]
