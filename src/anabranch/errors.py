@@ -10,7 +10,9 @@
     │   ├── StateFull                    no room for it in its folder
     │   ├── SchemaChanged                it was written with other columns
     │   ├── Fenced                       a newer attempt has taken over
-    │   └── Misplaced                    a task ran on another node than its state
+    │   ├── Misplaced                    a task ran on another node than its state
+    │   ├── Reshaped                     partitions were merged or shifted before they were computed
+    │   └── CutOff                       the rows of a task ended before their end mark
     ├── CheckpointError                  a checkpoint cannot be used
     │   ├── CheckpointCorrupt            its bytes are not what was written
     │   └── CheckpointNotFound           there is none for that version
@@ -56,6 +58,18 @@ class Fenced(StateError):
 
 class Misplaced(StateError):
     """A task ran on another node than the one that has its state; it is worth another try."""
+
+
+class Reshaped(StateError):
+    """The partitions of an operator were merged or shifted before they were computed.
+
+    A task then cannot know by its number which instance it runs. The batch is worth another try
+    with the operator's results computed before they are handed on.
+    """
+
+
+class CutOff(StateError):
+    """The rows that came to a task ended before their end mark; it is worth another try."""
 
 
 class CheckpointError(AnabranchError):
