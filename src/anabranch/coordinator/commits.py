@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.coordinator.watermarks import Times, Watermarks
-from anabranch.errors import CheckpointCorrupt
+from anabranch.errors import CheckpointCorrupt, CheckpointError
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
@@ -51,13 +51,13 @@ NOTHING = Commit(NO_VERSION, {})
 
 
 class CommitLog:
-    """One small file per batch. Only the newest are kept.
+    """One small file per batch. Only the newest are kept, more than Spark keeps of its own log.
 
     The files need not be flushed. What a power failure takes or spoils of them is made up for by
     the newest manifest, which is flushed, and only after the results up to its version are.
     """
 
-    def __init__(self, store: BackupStore, *, keep: int = 10) -> None:
+    def __init__(self, store: BackupStore, *, keep: int = 200) -> None:
         self._store = store
         self._keep = keep
 
@@ -74,6 +74,15 @@ class CommitLog:
                 # What it said is computed again from a checkpoint.
                 _log.warning("A commit cannot be used, and the one before is taken: %s", error)
         return NOTHING
+
+    def offsets(self, version: Version) -> str | None:
+        """The checksum of the offsets with which a batch was committed, if that is known."""
+        try:
+            name = _name(version)
+            commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
+        except CheckpointError:
+            return None
+        return commit.offsets if commit.version == version else None
 
     def append(self, commit: Commit) -> None:
         """Commit a batch. When this returns, the batch is done, whatever process dies."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
+from anabranch.coordinator.commits import CommitLog
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, StateMissing
 from anabranch.spark.logs import SparkLogs
 from anabranch.units import Version
@@ -62,12 +63,14 @@ def pending(store: BackupStore) -> Rewind | None:
         raise CheckpointCorrupt(f"{_FILE}: not a rewind as written: {error}") from error
 
 
-def plan(start: Version, target: Version, logs: SparkLogs, begun: Rewind | None) -> Rewind:
+def plan(
+    start: Version, target: Version, logs: SparkLogs, commits: CommitLog, begun: Rewind | None
+) -> Rewind:
     """What has to be run again to get from a restored version to a committed one."""
     offsets = dict(begun.offsets) if begun is not None else {}
     for version in logs.planned():
         if version > start and version not in offsets:
-            logs.check_intact(version)
+            logs.check_offsets(version, commits.offsets(version))
             offsets[version] = logs.offsets(version)
     missing = [v for v in range(start + 1, target + 1) if Version(v) not in offsets]
     if missing:

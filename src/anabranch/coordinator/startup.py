@@ -349,7 +349,7 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     running.replay_until = target
     if stored == target and begun is None:
         return None
-    return rewind.plan(stored, target, running.logs, begun)
+    return rewind.plan(stored, target, running.logs, running.commits, begun)
 
 
 def _recover_after_power_failure(

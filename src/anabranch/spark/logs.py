@@ -21,7 +21,8 @@ from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
 from anabranch.places import resolve
 from anabranch.units import NO_VERSION, Version
 
-_ENTRY = re.compile(r"(\d+)(\.compact)?")
+_COMPACTED, _SUMS = ".compact", ".crc"
+_ENTRY = re.compile(rf"(\d+)({re.escape(_COMPACTED)})?")
 _CRC_HEAD = struct.Struct(">4sI")
 
 
@@ -72,18 +73,10 @@ class SparkLogs:
 
         ``expected`` is their :func:`digest`. Spark would plan the batch anew, with other rows.
         """
-        path = self._path("offsets", version)
-        if expected is not None and digest(self.offsets(version)) != expected:
-            raise CheckpointCorrupt(
-                f"{path}: not the offsets with which batch {version} was committed; restore the "
-                "file, or start in a new folder"
-            )
+        self.check_offsets(version, expected)
         for source, entry in self._entries(version).items():
-            if not any(number >= entry for number, _ in self._entry_files(source)):
-                raise CheckpointCorrupt(
-                    f"{self._source(source)}/{entry} is missing: it says which files batch "
-                    f"{version} has read; restore it, or start in a new folder"
-                )
+            self._check_entries(source, entry)
+        self._check_sums()
 
     def intact(self, version: Version) -> bool:
         """Whether the offsets of a batch, and what its sources logged, can be read."""
@@ -95,13 +88,14 @@ class SparkLogs:
                 return False
         return True
 
-    def check_intact(self, version: Version) -> None:
+    def check_offsets(self, version: Version, expected: str | None) -> None:
         """Refuse offsets that are not as Spark wrote them: others would give other rows."""
         path = self._path("offsets", version)
-        if not self._sound(path):
+        text = self.offsets(version)
+        if not self._sound(path) or (expected is not None and digest(text) != expected):
             raise CheckpointCorrupt(
-                f"{path}: not the offsets that Spark wrote; restore the file, or start in a new "
-                "folder"
+                f"{path}: not the offsets with which batch {version} was run; restore the file, or "
+                "start in a new folder"
             )
 
     def flush(self, version: Version) -> None:
@@ -142,7 +136,7 @@ class SparkLogs:
             self._fs.delete_file(metadata)
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         for info in self._fs.get_file_info(selector):
-            if info.type == fs.FileType.File and info.base_name.endswith(".crc"):
+            if info.type == fs.FileType.File and info.base_name.endswith(_SUMS):
                 self._fs.delete_file(info.path)
 
     def put_offsets(self, version: Version, text: str) -> None:
@@ -162,6 +156,30 @@ class SparkLogs:
         selector = fs.FileSelector(posixpath.join(self._root, log), allow_not_found=True)
         names = (info.base_name for info in self._fs.get_file_info(selector))
         return sorted(Version(int(name)) for name in names if name.isdigit())
+
+    def _check_entries(self, source: int, upto: int) -> None:
+        """Refuse a source's log with an entry missing: its files would be read once more."""
+        numbers = {number for number, _ in self._entry_files(source)}
+        compacted = [n for n, path in self._entry_files(source) if path.endswith(_COMPACTED)]
+        for number in range(max(compacted, default=0), upto + 1):
+            if number not in numbers:
+                raise CheckpointCorrupt(
+                    f"{self._source(source)}/{number} is missing: it says which files were read; "
+                    "restore it, or start in a new folder"
+                )
+
+    def _check_sums(self) -> None:
+        """Refuse files that do not have the checksums that Hadoop wrote: Spark does not look."""
+        selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        for info in self._fs.get_file_info(selector):
+            if info.type == fs.FileType.File and info.base_name.endswith(_SUMS):
+                folder = posixpath.dirname(info.path)
+                path = posixpath.join(folder, info.base_name[1 : -len(_SUMS)])
+                if self._exists(path) and not _fits(self._read(path), self._read(info.path)):
+                    raise CheckpointCorrupt(
+                        f"{path}: its bytes are not the ones that Spark wrote; restore the file, "
+                        "or start in a new folder"
+                    )
 
     def _entries(self, version: Version) -> dict[int, int]:
         """The newest entry in the log of each source that keeps one, as of a batch."""
@@ -195,7 +213,7 @@ class SparkLogs:
             return False
         folder, name = posixpath.split(path)
         try:
-            sums = self._read(posixpath.join(folder, f".{name}.crc"))
+            sums = self._read(posixpath.join(folder, f".{name}{_SUMS}"))
         except FileNotFoundError:
             sums = b""
         if not _fits(data, sums):
@@ -216,7 +234,7 @@ class SparkLogs:
 
     def _remove(self, log: str, version: Version) -> None:
         # Hadoop keeps a checksum beside each local file and would refuse new contents.
-        checksum = posixpath.join(self._root, log, f".{version}.crc")
+        checksum = posixpath.join(self._root, log, f".{version}{_SUMS}")
         for path in (self._path(log, version), checksum):
             if self._exists(path):
                 self._fs.delete_file(path)
