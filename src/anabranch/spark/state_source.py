@@ -19,7 +19,8 @@ from anabranch.units import Version
 class StateSource(DataSource):
     """Reads the state of one operator from the checkpoints of a query.
 
-    The path is the query's checkpoint folder, wherever its checkpoint files are. Options: ``operator``, which may be left out if there is only one, and ``version``, the newest
+    The path is the query's checkpoint folder, wherever its checkpoint files are. Options:
+    ``operator``, which may be left out if there is only one, and ``version``, the newest
     checkpoint if left out. Columns: the key, ``key_group``, the state's columns.
     """
 
