@@ -93,7 +93,7 @@ class Running:
     def renewed(self, routing: Routing) -> Routing:
         """The same routing under an epoch that no other has had: it has tables of its own."""
         with self._lock:
-            now = max(of.epoch for of in self.routing.values())
+            now = max((of.epoch for of in self.routing.values()), default=0)
             self._newest_epoch = max(self._newest_epoch, now, routing.epoch) + 1
             return replace(routing, epoch=self._newest_epoch)
 
