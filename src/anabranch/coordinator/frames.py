@@ -21,8 +21,8 @@ from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, both_sides
 from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
 from anabranch.spark.sources import separate
-from anabranch.spark.task import LATE, OperatorTask
-from anabranch.spark.types import spark_schema
+from anabranch.spark.task import LATE, OperatorTask, conform
+from anabranch.spark.types import spark_form, spark_schema
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Frames:
             case Transform(before, function):
                 return function(self._frame(before))
             case Unpack(before, column, schema):
-                read = partial(read_values, column, schema)
+                read = partial(_read, column, schema)
                 return self._frame(before).mapInArrow(read, spark_schema(schema))
             case Stateful():
                 return without_late(self._steps[node], self._whole(node))
@@ -159,6 +159,12 @@ def result_schema(bound: Bound) -> StructType:
 def without_late(step: Step, whole: DataFrame) -> DataFrame:
     """The results of an operator without its side output."""
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
+
+
+def _read(column: str, schema: pa.Schema, batches: Batches) -> Batches:
+    form = spark_form(schema)
+    for rows in read_values(column, schema, batches):
+        yield conform(rows, form, "unpack")
 
 
 def _run_and_divide(

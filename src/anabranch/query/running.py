@@ -35,6 +35,7 @@ from anabranch.spark import quiet
 from anabranch.spark.session import quick_logs
 from anabranch.spark.sinks.simple import MemorySink
 from anabranch.spark.sources import combine
+from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import Routing
 from anabranch.units import Version
@@ -169,10 +170,11 @@ class RunningQuery:
         batches, so the stream waits for the copy; read a checkpoint with
         ``spark.read.format("anabranch.state")`` where that would be too long.
         """
-        return self._spark.createDataFrame(self.state_table(operator))
+        rows = spark_rows(self.state_table(operator))
+        return self._spark.createDataFrame(rows, spark_schema(rows.schema))
 
     def state_table(self, operator: str) -> pa.Table:
-        """The same as :meth:`state`, as an Arrow table."""
+        """The same as :meth:`state`, as an Arrow table with the types of the state."""
         routing = self._running.routing.get(operator)
         if routing is None:
             raise PlanError(
@@ -188,7 +190,8 @@ class RunningQuery:
 
     def memory(self, name: str) -> DataFrame:
         """The rows that have come into the memory sink of this name."""
-        return self._spark.createDataFrame(self.memory_table(name))
+        rows = self.memory_table(name)
+        return self._spark.createDataFrame(rows, spark_schema(rows.schema))
 
     def memory_table(self, name: str) -> pa.Table:
         """The same as :meth:`memory`, as an Arrow table."""
