@@ -179,6 +179,16 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     """An operator of two inputs, told which columns are whose."""
     if not isinstance(node.operator, Join):
         return node.operator
+    for side, keys, time in zip(
+        ("left", "right"), node.keys, node.operator.side_times, strict=True
+    ):
+        if time in keys:
+            raise PlanError(
+                f"join: on={time!r} is one of the keys {list(keys)} of the {side} side, and keys "
+                "are left out of the rows that it pairs in time. Add the time under another name "
+                f"in a transform, for example with withColumn('{time}_at', F.col('{time}')), and "
+                "give that name in on="
+            )
     left, right = (
         [name for name in empties[before].columns if name not in keys]
         for before, keys in zip(node.inputs, node.keys, strict=True)
