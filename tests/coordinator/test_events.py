@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.backup import Files
-from anabranch.coordinator.events import Events, read_events
+from anabranch.coordinator.events import Event, Events
 
 
 def test_what_fails_is_written_too(tmp_path: Path) -> None:
@@ -15,7 +15,8 @@ def test_what_fails_is_written_too(tmp_path: Path) -> None:
         details["bytes"] = 10
     with pytest.raises(OSError, match="no room"), events.timed("checkpoint", version=4):
         raise OSError("no room")
-    done, failed = read_events(store)
+    (name,) = store.list("events/")
+    done, failed = map(Event.from_json, store.get(name).to_pybytes().decode().splitlines())
     assert not done.failed
     assert done.details == {"version": 3, "bytes": 10}
     assert failed.failed
