@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.backup import Manifest, open_checkpoints, read_state, state_schema
 from anabranch.errors import CheckpointNotFound, PlanError
-from anabranch.spark.types import spark_schema
+from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.groups import KeyGroups, assign
 from anabranch.units import Version
 
@@ -21,7 +21,8 @@ class StateSource(DataSource):
 
     The path is the query's checkpoint folder, wherever its checkpoint files are. Options:
     ``operator``, which may be left out if there is only one, and ``version``, the newest
-    checkpoint if left out. Columns: the key, ``key_group``, the state's columns.
+    checkpoint if left out. Columns: the key, ``key_group``, the state's columns. Unsigned
+    numbers are in the next wider type that Spark has, and a time that means never is null.
     """
 
     @classmethod
@@ -90,6 +91,4 @@ class _Reader(DataSourceReader):
         assert isinstance(partition, _Piece)
         manifests, store = open_checkpoints(self.uri)
         rows = read_state(store, manifests.get(self.version), self.operator, partition.groups)
-        # Spark compares with the schema it was told, in which every column is nullable.
-        loose = pa.schema([field.with_nullable(True) for field in rows.schema])
-        yield from rows.cast(loose).to_batches()
+        yield from spark_rows(rows).to_batches()
