@@ -20,7 +20,7 @@ NONE = -(1 << 62)
 """Stands for no version."""
 
 _MAGIC = 0x68636E6172626E61
-_FORMAT = 1
+_FORMAT = 2
 _TEXT = 64
 _TEXT_BYTES = 7000
 _SLOTS = (4096, 5120)
@@ -46,6 +46,8 @@ class Counters:
     previous: int = NONE
     unfinished: int = NONE
     fence: int = NONE
+    attempt: int = NONE
+    """With the fence, who was the last to begin a version."""
     maintaining: int = 0
     """Set while rows and heap records are moved about, with the undo log as the way back."""
     tick: int = 1

@@ -112,19 +112,28 @@ class StateTable:
         """The version that was begun and not finished."""
         return _optional(self._storage.header.load().unfinished)
 
-    def begin(self, version: Version, fence: int, *, track_dirty: bool = True) -> None:
+    def begin(
+        self,
+        version: Version,
+        fence: int,
+        attempt: int = versions.NO_TASK,
+        *,
+        track_dirty: bool = True,
+    ) -> None:
         """Start a version, on top of the one before it.
 
-        ``fence`` is a number that grows with every attempt: a lower one than the table has seen
-        is refused with :class:`Fenced`. What a dead attempt left is rolled back, and so is a
-        finished version that is begun again. :class:`StateMissing` if the table is then not at
+        ``fence`` is a number that grows with every attempt of a batch, and ``attempt`` one that
+        grows with every attempt of a task in it: a lower pair than the table has seen is refused
+        with :class:`Fenced`, before anything changes. What a dead attempt left is rolled back, and
+        so is a finished version that is begun again; a task that begins its own version again is
+        refused with :class:`Reshaped`. :class:`StateMissing` if the table is then not at
         ``version - 1``. ``track_dirty=False`` is for tables without incremental checkpoints:
         deleted rows are then free at once.
         """
         if self.replaced():
             raise StateMissing(f"the state table in {self.folder} was removed; open it again")
         self._changes = None
-        counters = versions.begin(self._storage, version, fence)
+        counters = versions.begin(self._storage, version, fence, attempt)
         self._changes = Changes(self._storage, counters, track_dirty=track_dirty)
 
     def finish(self) -> None:
