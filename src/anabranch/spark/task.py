@@ -21,6 +21,7 @@ from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
 from anabranch.spark.end_marks import watch
 from anabranch.spark.nodes import executor
+from anabranch.spark.open_tables import OpenTables
 from anabranch.spark.packing import TARGET, Packing
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
@@ -39,7 +40,7 @@ _SLICE = 131_072
 _PIECE_ROWS, _PIECE_BYTES = 65_536, 1 << 24
 _LOCK_SECONDS = 60.0
 
-_open: dict[str, StateTable] = {}
+_open = OpenTables()
 
 watch()
 
@@ -91,7 +92,7 @@ class OperatorTask:
         instance = self._instance(partition)
         root = self._root(partition)
         owned = self._owned(instance)
-        table = _opened(root / TABLES / self.tables / str(instance), self.layout)
+        table = _open.get(root / TABLES / self.tables / str(instance), self.layout)
         if self.packing is not None:
             batches = self.packing.unpacked(batches, ordered=self.ordered)
         taken = 0
@@ -267,16 +268,3 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, batch.num_rows, _SLICE):
         yield batch.slice(start, _SLICE)
-
-
-def _opened(folder: Path, layout: TableLayout) -> StateTable:
-    """The table in a folder, kept open by this process so that its pages stay mapped."""
-    name = str(folder)
-    table = _open.get(name)
-    if table is not None and not table.replaced():
-        return table
-    # What is mapped stays in memory, also the tables of queries that have long ended.
-    for gone in [each for each, other in _open.items() if other.replaced()]:
-        _open.pop(gone).close()
-    _open[name] = StateTable.open(folder, layout)
-    return _open[name]

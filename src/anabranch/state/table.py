@@ -82,6 +82,11 @@ class StateTable:
         return not self._storage.arena.is_at(self.folder / FILE)
 
     @property
+    def addresses(self) -> int:
+        """How many bytes of this process's addresses the open table takes."""
+        return self._storage.arena.addresses
+
+    @property
     def closed(self) -> bool:
         """Whether the table was closed."""
         return self._open is None
