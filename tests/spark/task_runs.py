@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.nodes.root import StateRoot
@@ -44,18 +45,33 @@ class Counting(Operator):
         return rows
 
 
+class Mailbox:
+    """Reports that stay in this process."""
+
+    def __init__(self) -> None:
+        self.sent: list[Report] = []
+
+    def send(self, report: Report) -> None:
+        self.sent.append(report)
+
+
 class Running:
     """An operator with so many instances, and its tables below a folder."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, instances: int, groups: int = 16, name: str = "op"
+        self,
+        spark: SparkSession | None,
+        folder: Path,
+        instances: int,
+        groups: int = 16,
+        name: str = "op",
     ) -> None:
         self.spark, self.name = spark, name
         self.routing = Routing.even(groups, instances)
         self.root = StateRoot("0123456789ab", str(folder))
         key = pa.field("id", pa.int64(), nullable=False)
         self.layout = TableLayout(KeyLayout([key], (), groups), Counting.state)
-        self.reports = Reports(spark.sparkContext)
+        self.reports: Any = Mailbox() if spark is None else Reports(spark.sparkContext)
         for instance in range(instances):
             StateTable.create(self.table(instance), self.layout).close()
 
@@ -74,9 +90,20 @@ class Running:
 
         ``owners`` are the groups that the instances take for theirs, if not those that are sent.
         """
+        task = self.task(version, fence, order, owners)
+        assert self.spark is not None
         frame = self.spark.createDataFrame([(i,) for i in ids], "id long")
         router = Router(KeyHash(frame.schema, ["id"]), self.routing, ordered=False)
-        task = OperatorTask(
+        return router.routed(frame).mapInArrow(partial(task.run, self.reports), "id long")
+
+    def task(
+        self,
+        version: int,
+        fence: int,
+        order: CaptureOrder | None = None,
+        owners: tuple[KeyGroups, ...] = (),
+    ) -> OperatorTask:
+        return OperatorTask(
             name=self.name,
             operator=Counting(),
             keys=("id",),
@@ -95,7 +122,16 @@ class Running:
             hosts=(),
             capture=order,
         )
-        return router.routed(frame).mapInArrow(partial(task.run, self.reports), "id long")
+
+    def run_here(self, task: OperatorTask, ids: Sequence[int], attempt: int) -> Report:
+        """Run a batch of the only instance in this process, as if it were a task."""
+        context = mock.Mock(partitionId=lambda: 0, taskAttemptId=lambda: attempt)
+        rows = pa.record_batch({"id": pa.array(ids, pa.int64())})
+        with mock.patch.object(TaskContext, "get", return_value=context):
+            for _ in task.run(self.reports, iter([rows])):
+                pass
+        report: Report = self.reports.sent[-1]
+        return report
 
     def taken(self, version: int) -> list[Report]:
         return list(self.reports.take(Version(version)).values())

@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from anabranch.errors import Misplaced, Reshaped
+from anabranch.errors import Misplaced, Reshaped, StateFull
+from anabranch.nodes.captures import write_capture
 from anabranch.nodes.root import StateRoot
-from anabranch.nodes.workbench import CAPTURES, TABLES
+from anabranch.nodes.workbench import TABLES
 from anabranch.operators.context import Context
 from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
@@ -25,7 +26,6 @@ from anabranch.spark.open_tables import OpenTables
 from anabranch.spark.packing import TARGET, Packing
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
-from anabranch.state.checkpoint import save
 from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.hashing import hash_keys
 from anabranch.state.table import StateTable, TableLayout
@@ -110,7 +110,7 @@ class OperatorTask:
                 yield from self._emit_side(context)
             yield from self._emit(self.operator.finish(state, context))
             yield from self._emit_side(context)
-            captured = self._capture(table, instance, root)
+            captured, why_not = self._capture(table, instance, root)
             table.finish()
             report = Report(
                 self.name,
@@ -126,6 +126,7 @@ class OperatorTask:
                 tuple(times),
                 captured,
                 attempt,
+                why_not,
             )
         reports.send(report)
 
@@ -224,20 +225,24 @@ class OperatorTask:
             )
         return self.root.path(here)
 
-    def _capture(self, table: StateTable, instance: int, root: Path) -> str | None:
+    def _capture(
+        self, table: StateTable, instance: int, root: Path
+    ) -> tuple[str | None, str | None]:
+        """The file of the checkpoint that was asked for, or why there is none."""
         if self.capture is None:
-            return None
+            return None, None
         owned, base = self.groups[instance], self.capture.base
         if base is not None and 2 * table.dirty_count > table.count:
             # All rows take hardly longer than most of them, and spare the reader a chain.
             base = None
         taken = capture(table, self.name, instance, groups=owned, base=base)
-        folder = root / CAPTURES
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.name}-{self.version}-{instance}.arrow"
-        save(taken, path)
+        try:
+            path = write_capture(taken, root, f"{self.name}-{self.version}-{instance}.arrow")
+        except StateFull as error:
+            # The rows stay marked as changed, and the batch goes on without the checkpoint.
+            return None, str(error)
         table.mark_clean()
-        return str(path)
+        return str(path), None
 
 
 def event_times(operator: Operator) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import StateError, StateMissing
+from anabranch.private import private_folder
 from anabranch.state import storage as storage_module
 from anabranch.state import versions
 from anabranch.state.changes import Changes
@@ -52,7 +53,7 @@ class StateTable:
         cls, folder: Path, layout: TableLayout, *, version: Version = NO_VERSION
     ) -> StateTable:
         """Make an empty table that counts as being at ``version``; refuses an existing one."""
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         made = folder / f"{FILE}.{uuid.uuid4().hex}"
         try:
             storage = Storage(folder, layout, create_as=made)
@@ -61,6 +62,11 @@ class StateTable:
             os.link(made, folder / FILE)
         except FileExistsError as error:
             raise StateError(f"there already is a state table in {folder}") from error
+        except BaseException:
+            made.unlink(missing_ok=True)
+            with suppress(OSError):  # something else is in it
+                folder.rmdir()
+            raise
         finally:
             made.unlink(missing_ok=True)
         return cls(storage)
