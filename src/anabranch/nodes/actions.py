@@ -11,10 +11,13 @@ from anabranch.backup.manifests import OperatorManifest, Part
 from anabranch.backup.merging import merged
 from anabranch.backup.peers import PeerStore
 from anabranch.backup.store import BackupStore
+from anabranch.nodes.captures import CAPTURES, capture_folders
+from anabranch.nodes.claims import Claim
 from anabranch.nodes.client import NodeStore
 from anabranch.nodes.server import Handler
+from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret, Signer
-from anabranch.nodes.workbench import CAPTURES, Workbench
+from anabranch.nodes.workbench import Workbench
 from anabranch.state import layouts
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import KeyGroups
@@ -34,6 +37,9 @@ class Actions:
     def __init__(self, context: Request, vault: BackupStore) -> None:
         self._vault = vault
         self._root = Path(context["root"])
+        state = self._root.parent.parent  # <state folder>/<host>/<query>
+        self._claim = Claim(state, self._root)
+        sweep(state, spare=[self._root.name])
         self._signer = Signer(Secret.from_hex(context["secret"]))
         self._files = context.get("files")
         trusted = context.get("trusted")
@@ -121,7 +127,7 @@ class Actions:
 
     def _mine(self, file: str) -> Path:
         path = Path(file).resolve()
-        if not path.is_relative_to((self._root / CAPTURES).resolve()):
+        if not any(path.is_relative_to(f.resolve()) for f in capture_folders(self._root)):
             raise ValueError(f"{file} is no capture of this query")
         return path
 

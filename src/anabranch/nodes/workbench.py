@@ -22,16 +22,21 @@ from anabranch.backup.merging import merged, merged_apart
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import StateError, StateMissing
+from anabranch.nodes.captures import CAPTURES, write_capture
 from anabranch.state.capture import Capture, capture
-from anabranch.state.checkpoint import read, save
+from anabranch.state.checkpoint import read
 from anabranch.state.groups import KeyGroups
 from anabranch.state.partition import partition
 from anabranch.state.restore import advance, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
-CAPTURES, TABLES = "captures", "tables"
+__all__ = ["CAPTURES", "TABLES", "Bench", "Workbench"]
+
+TABLES = "tables"
 _LOCK_SECONDS = 60.0
+_AT_ONCE = threading.BoundedSemaphore(16)
+"""Every table that is open takes addresses of this process, and there are only so many."""
 
 
 class Bench(Protocol):
@@ -115,20 +120,15 @@ class Workbench:
     def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
         """See :meth:`Bench.usable`."""
         try:
-            opened = StateTable.open(self.path(table), layout)
+            with self._at(table, layout, version):
+                return True
         except StateError:
             return False
-        try:
-            with opened.lock(_LOCK_SECONDS):
-                return _brought_to(opened, version)
-        except StateError:
-            return False
-        finally:
-            opened.close()
 
     def create(self, table: str, layout: TableLayout, version: Version) -> None:
         """See :meth:`Bench.create`."""
-        StateTable.create(self.cleared(table), layout, version=version).close()
+        with _AT_ONCE:
+            StateTable.create(self.cleared(table), layout, version=version).close()
 
     def restore(
         self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups
@@ -136,7 +136,8 @@ class Workbench:
         """See :meth:`Bench.restore`."""
         captures = retrieve(self._store, saved, groups=groups)
         mine = partition(captures, {0: groups})[0]
-        restore(self.cleared(table), layout, mine)
+        with _AT_ONCE:
+            restore(self.cleared(table), layout, mine)
         return sum(part.bytes for part in saved.parts if part.groups & groups)
 
     def advance(
@@ -166,11 +167,7 @@ class Workbench:
         """See :meth:`Bench.capture`."""
         with self._at(table, layout, version) as opened:
             taken = capture(opened, operator, instance, groups=groups, base=base)
-        folder = self._root / CAPTURES
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{uuid.uuid4().hex}.arrow"
-        save(taken, file)
-        return str(file)
+        return str(write_capture(taken, self._root, f"{uuid.uuid4().hex}.arrow"))
 
     def read(self, file: str) -> Capture:
         """The capture in a file."""
@@ -216,14 +213,15 @@ class Workbench:
     @contextmanager
     def _at(self, table: str, layout: TableLayout, version: Version) -> Iterator[StateTable]:
         """A table, open and locked, at a version."""
-        opened = StateTable.open(self.path(table), layout)
-        try:
-            with opened.lock(_LOCK_SECONDS):
-                if not _brought_to(opened, version):
-                    raise StateMissing(f"{table} is at version {opened.version}, not {version}")
-                yield opened
-        finally:
-            opened.close()
+        with _AT_ONCE:
+            opened = StateTable.open(self.path(table), layout)
+            try:
+                with opened.lock(_LOCK_SECONDS):
+                    if not _brought_to(opened, version):
+                        raise StateMissing(f"{table} is at version {opened.version}, not {version}")
+                    yield opened
+            finally:
+                opened.close()
 
     def cleared(self, table: str) -> Path:
         """Where a table is to be made, with nothing there."""
