@@ -238,7 +238,7 @@ class Coordinator:
                 if self.stopping or attempt == _ATTEMPTS or not curable:
                     raise
                 _log.warning(
-                    "Batch %s failed because a process was lost (attempt %s of %s); running it again.",
+                    "Batch %s failed for want of a process (attempt %s of %s); running it again.",
                     version,
                     attempt,
                     _ATTEMPTS,
