@@ -60,23 +60,23 @@ class Actions:
         }
 
     def _usable(self, request: Request) -> Request:
-        table, layout = fields.table(request), fields.layout(request)
+        table, layout = self._table(request), fields.layout(request)
         return {"usable": self._bench(request).usable(table, layout, fields.version(request))}
 
     def _create(self, request: Request) -> Request:
-        table, layout = fields.table(request), fields.layout(request)
+        table, layout = self._table(request), fields.layout(request)
         self._bench(request).create(table, layout, fields.version(request))
         return {}
 
     def _restore(self, request: Request) -> Request:
-        table, layout = fields.table(request), fields.layout(request)
+        table, layout = self._table(request), fields.layout(request)
         saved, groups = fields.saved(request), fields.groups(request, layout.key.key_groups)
         return {"bytes": self._bench(request).restore(table, layout, saved, groups)}
 
     def _advance(self, request: Request) -> Request:
         layout = fields.layout(request)
         self._bench(request).advance(
-            fields.table(request),
+            self._table(request),
             layout,
             fields.saved(request, "changes"),
             fields.groups(request, layout.key.key_groups),
@@ -88,7 +88,7 @@ class Actions:
     def _capture(self, request: Request) -> Request:
         layout = fields.layout(request)
         file = self._bench(request).capture(
-            fields.table(request),
+            self._table(request),
             layout,
             fields.operator(request),
             fields.instance(request),
@@ -115,13 +115,18 @@ class Actions:
         return {"part": merged(self._backups_of(request), saved, under).to_json()}
 
     def _rename(self, request: Request) -> Request:
-        table, to = fields.table(request), fields.table(request, "to")
+        table, to = self._table(request), self._table(request, "to")
         self._bench(request).rename(table, to)
         return {}
 
     def _keep_only(self, request: Request) -> Request:
         self._bench(request).keep_only(fields.tables(request))
         return {}
+
+    def _table(self, request: Request, field: str = "table") -> str:
+        table = fields.table(request, field)
+        Workbench(self._root, self._vault).path(table)
+        return table
 
     def _mine(self, request: Request) -> Path:
         """The field ``file``: a capture of this query."""
