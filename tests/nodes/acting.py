@@ -1,5 +1,6 @@
 """Actions for the agents in the tests, imported by the agents themselves."""
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,8 @@ def make(context: dict[str, Any], vault: Vault) -> Actions:
         "odd": lambda request: {"x": object()},
         "sleep": lambda request: time.sleep(request["seconds"]) or {},
         "pass_on": pass_on,
+        "temporary": lambda request: {"name": tempfile.mkdtemp()},
+        "print": lambda request: print(("x" * 99 + "\n") * request["times"]) or {},
     }
 
 

@@ -178,7 +178,7 @@ def flood(
     agent: AgentAddress, key: str, count: int, seed: int
 ) -> tuple[Counter[str], list[str], int]:
     """Runs in a process of its own: what was sent, what was taken, and what got no answer."""
-    os.nice(5)  # as the agent, which strangers from other machines would take no time from
+    os.nice(5)  # as the agent does: strangers would be on other machines
     flooder = Flooder(agent, Secret.from_hex(key), count, seed).run()
     return flooder.sent, flooder.taken, flooder.unanswered
 
