@@ -179,7 +179,8 @@ def assemble(
     if is_local(spark):
         cluster, tables, parts = None, *_on_one_machine(place, bounds, root, before, routing)
     else:
-        cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls)
+        upstream = place.backup if isinstance(place.backup, Upstream) else Upstream()
+        cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls, upstream)
         tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
     logs = SparkLogs(place.spark)
     manifests = Manifests(place.store, parts)

@@ -23,6 +23,8 @@ from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import StateError, StateMissing
 from anabranch.nodes.captures import CAPTURES, write_capture
+from anabranch.nodes.fields import check_table
+from anabranch.nodes.tickets import Refused
 from anabranch.state.capture import Capture, capture
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import KeyGroups
@@ -83,7 +85,7 @@ class Bench(Protocol):
         StateMissing if the table is not, and cannot be rolled back to, that version.
         """
 
-    def fetch(self, file: str) -> bytes:
+    def fetch(self, file: str) -> pa.Buffer:
         """The bytes of a capture file of this node, which is removed."""
 
     def store(self, file: str, under: str) -> Part:
@@ -114,8 +116,12 @@ class Workbench:
         self._files = files
 
     def path(self, table: str) -> Path:
-        """Where a table is."""
-        return self._root / TABLES / table
+        """Where a table is; Refused if that is not a name, or a link leads elsewhere."""
+        folder = self._root / TABLES
+        path = folder / check_table(table)
+        if path.resolve() != folder.resolve() / table:
+            raise Refused(f"a link leads from {path} out of the tables of this query")
+        return path
 
     def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
         """See :meth:`Bench.usable`."""
@@ -174,9 +180,10 @@ class Workbench:
         with pa.memory_map(file) as mapped:
             return read(mapped.read_buffer(), name=file)
 
-    def fetch(self, file: str) -> bytes:
+    def fetch(self, file: str) -> pa.Buffer:
         """See :meth:`Bench.fetch`."""
-        data = Path(file).read_bytes()
+        with pa.memory_map(file) as mapped:
+            data = mapped.read_buffer()
         Path(file).unlink()
         return data
 
@@ -196,15 +203,17 @@ class Workbench:
 
     def rename(self, table: str, to: str) -> None:
         """See :meth:`Bench.rename`."""
-        if self.path(table).exists():
-            self.path(to).parent.mkdir(parents=True, exist_ok=True)
-            self.path(table).rename(self.path(to))
+        before, after = self.path(table), self.path(to)
+        if before.exists():
+            after.parent.mkdir(parents=True, exist_ok=True)
+            before.rename(after)
 
     def keep_only(self, tables: Collection[str]) -> None:
         """See :meth:`Bench.keep_only`."""
         folder = self._root / TABLES
+        wanted = {check_table(table) for table in tables}
         for found in _tables(folder):
-            if found not in tables:
+            if found not in wanted:
                 shutil.rmtree(folder / found, ignore_errors=True)
         for operator in _folders(folder):
             if not any(operator.iterdir()):
@@ -247,4 +256,7 @@ def _tables(folder: Path) -> list[str]:
 
 
 def _folders(folder: Path) -> Sequence[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    """The folders in a folder; what is behind a link is not in it."""
+    if not folder.is_dir():
+        return []
+    return [found for found in folder.iterdir() if found.is_dir() and not found.is_symlink()]
