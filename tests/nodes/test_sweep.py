@@ -14,9 +14,10 @@ from test_claims import another_process
 
 from anabranch.cli import main
 from anabranch.nodes.captures import OF
+from anabranch.nodes.claims import KEEP
 from anabranch.nodes.folders import spilled
 from anabranch.nodes.root import BACKUPS, StateRoot
-from anabranch.nodes.sweep import KEEP, sweep
+from anabranch.nodes.sweep import sweep
 
 DEAD, LIVING, THIRD = "d" * 12, "a" * 12, "3" * 12
 HOLD = """

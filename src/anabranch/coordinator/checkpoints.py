@@ -19,6 +19,7 @@ from anabranch.coordinator.events import Events
 from anabranch.coordinator.retries import again
 from anabranch.coordinator.shortening import Shortening
 from anabranch.coordinator.tables import Tables
+from anabranch.errors import AnabranchError, StateFull
 from anabranch.priority import thread_gives_way
 from anabranch.spark.task import CaptureOrder
 from anabranch.state.capture import CheckpointSchema
@@ -132,6 +133,17 @@ class Checkpoints:
         self.failure = None
         self._put(taken)
 
+    def skipped(self, taken: Taken, reason: str) -> None:
+        """A batch is committed, and not all of its instances could capture what they were told to.
+
+        The next checkpoint is a full one: some tables count as unchanged since this one.
+        """
+        self._last, self._batches = self._ordered, 0
+        self.failure = StateFull(reason)
+        _log.warning("There is no checkpoint of version %s: %s", taken.commit.version, reason)
+        self._events.add("checkpoint skipped", version=taken.commit.version, reason=reason[:500])
+        self._discard(taken)
+
     def store(self, taken: Taken) -> None:
         """Store full captures, after what is on its way; between two batches only.
 
@@ -174,6 +186,7 @@ class Checkpoints:
             except Exception as error:  # the query goes on; the next checkpoint will be a full one
                 failed = self.failure = error
                 _log.warning("The checkpoint of version %s failed: %s", taken.commit.version, error)
+                self._discard(taken)
             with self._idle:
                 self._waiting -= 1
                 self._idle.notify_all()
@@ -196,6 +209,15 @@ class Checkpoints:
             details["bytes"] = sum(part.bytes for part in stored)
             details["full"] = all(part.base is None for part in stored)
         self._shortening.consider(self.manifests.get(taken.commit.version))
+
+    def _discard(self, taken: Taken) -> None:
+        """Remove captures that are of no use, so that they do not take up memory."""
+        for name, files in taken.files.items():
+            for instance, file in files.items():
+                try:
+                    self._tables.discard(name, instance, file)
+                except AnabranchError as error:
+                    _log.info("A capture of %s/%s was not removed: %s", name, instance, error)
 
     def _publish(
         self, commit: Commit, parts: Mapping[str, list[Part]], noted: Mapping[str, Any]

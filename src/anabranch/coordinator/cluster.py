@@ -39,7 +39,8 @@ class Cluster:
 
     An agent that has died alone is started again; one whose executor is gone is gone with it.
     ``files`` is the place of the backups, or None if the nodes keep them for each other.
-    ``upstream`` says how much they keep, and how long they are waited for.
+    ``upstream`` says how much they keep, and how long they are waited for. With ``keep`` the state
+    of a dead query stays on its nodes, because it is nowhere else.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Cluster:
         secret: Secret,
         tls: Tls | None = None,
         upstream: Upstream = Upstream(),  # noqa: B008
+        *,
+        keep: bool = False,
     ) -> None:
         self._spark = spark
         self._root = root
@@ -58,6 +61,7 @@ class Cluster:
         self._signer = Signer(secret)
         self._tls = tls
         self._upstream = upstream
+        self._keep = keep
         self._trusted = None if tls is None else tls.trusted()
         self._agents: dict[str, NodeStore] = {}
         self._answered: dict[str, float] = {}
@@ -81,13 +85,13 @@ class Cluster:
 
     def addresses(self) -> Mapping[str, str]:
         """Where the agents are that have been started, by host."""
-        return {host: agent.address for host, agent in self._agents.items()}
+        return {host: agent.address for host, agent in dict(self._agents).items()}
 
     def stores(self) -> Mapping[str, BackupStore]:
         """The backups at each node that is alive."""
         alive = self.alive()
         self.prepare(sorted(alive))
-        return {host: agent for host, agent in self._agents.items() if host in alive}
+        return {host: agent for host, agent in dict(self._agents).items() if host in alive}
 
     def prepare(self, hosts: Sequence[str]) -> None:
         """Have an agent on each of these nodes."""
@@ -144,9 +148,13 @@ class Cluster:
 
     def _start(self, hosts: Sequence[str]) -> None:
         secret = self._secret.to_hex()
-        run = partial(
-            _start_here, tuple(hosts), self._root, self._files, secret, self._tls, self._upstream
-        )
+        work = {
+            "secret": secret,
+            "files": self._files,
+            "timeout": self._upstream.timeout_seconds,
+            "keep": self._keep,
+        }
+        run = partial(_start_here, tuple(hosts), self._root, work, self._tls, self._upstream)
         rows = one_task_each(self._spark, hosts).mapInArrow(run, _ANSWER).collect()
         for host, address in rows:
             if address is not None:
@@ -159,8 +167,7 @@ class Cluster:
 def _start_here(
     hosts: tuple[str, ...],
     root: StateRoot,
-    files: str | None,
-    secret: str,
+    work: Mapping[str, Any],
     tls: Tls | None,
     upstream: Upstream,
     batches: Iterator[pa.RecordBatch],
@@ -174,21 +181,17 @@ def _start_here(
     address: str | None = None
     # A task that ended up on another node does nothing; it is sent again.
     if here.host == wanted:
-        folder = root.path(here.host)
-        work: dict[str, Any] = {"root": str(folder), "secret": secret, "files": files}
-        work["timeout"] = upstream.timeout_seconds
-        if tls is not None:
-            work["trusted"] = tls.root
+        trusted = {} if tls is None else {"trusted": tls.root}
         address = str(
             start_agent(
-                secret=Secret.from_hex(secret),
+                secret=Secret.from_hex(work["secret"]),
                 host=wanted,
                 folder=root.backups(wanted),
                 limit=upstream.capacity_bytes,
                 transfer_timeout=upstream.timeout_seconds,
                 watch_pid=here.pid,
                 actions="anabranch.nodes.actions:make",
-                context=work,
+                context={**work, **trusted, "root": str(root.path(here.host))},
                 # On a disk: a log is of no use to state, and would take memory from it.
                 log=root.backups(wanted) / "agent.log",
                 tls_cert=None if tls is None else Path(tls.certificate),

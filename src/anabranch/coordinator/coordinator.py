@@ -424,7 +424,13 @@ class Coordinator:
         commit = self._committed(version, reports)
         self.running.commits.append(commit)
         self.running.committed = commit
-        self.running.checkpoints.committed(_taken(commit, order, reports))
+        taken = _taken(commit, order, reports)
+        failed = [report.not_captured for report in reports if report.not_captured is not None]
+        if failed and taken is not None:
+            self.running.checkpoints.committed(None)
+            self.running.checkpoints.skipped(taken, failed[0])
+        else:
+            self.running.checkpoints.committed(taken)
 
     def _committed(self, version: Version, reports: Iterable[Report]) -> Commit:
         watermarks = self.running.committed.watermarks.advanced(self._operators, reports)

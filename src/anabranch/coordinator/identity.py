@@ -14,6 +14,7 @@ from anabranch.backup.checkpoints import QUERY
 from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
+from anabranch.nodes.claims import Claim
 from anabranch.plan.bind import Bound
 from anabranch.state.groups import Routing
 
@@ -123,9 +124,13 @@ def compare(before: Identity, now: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 class DriverLock:
-    """Held by the one driver that runs a query on this machine; freed when it dies."""
+    """Held by the one driver that runs a query on this machine; freed when it dies.
+
+    With it goes the ``claim`` to the folder of the query's state, where the driver has one.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.claim: Claim | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "driver.lock"
         self._file = self._path.open("a+")
@@ -145,4 +150,6 @@ class DriverLock:
 
     def release(self) -> None:
         """Let another driver run the query."""
+        if self.claim is not None:
+            self.claim.close()
         self._file.close()

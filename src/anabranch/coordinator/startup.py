@@ -21,7 +21,7 @@ from anabranch.backup.peers import PeerStore
 from anabranch.backup.store import Backup, BackupStore
 from anabranch.backup.upstream import Upstream, holder
 from anabranch.boot import boot_id
-from anabranch.checkpointing.policy import Checkpointing
+from anabranch.checkpointing.policy import Checkpointing, Never
 from anabranch.coordinator import identity, rewind
 from anabranch.coordinator.checkpoints import Checkpoints
 from anabranch.coordinator.cluster import Cluster
@@ -40,7 +40,9 @@ from anabranch.errors import (
     StoreError,
 )
 from anabranch.movement.policy import FromCheckpoint
+from anabranch.nodes.folders import state_folder
 from anabranch.nodes.root import StateRoot
+from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
 from anabranch.nodes.workbench import Workbench
@@ -172,16 +174,26 @@ def assemble(
     """Take the query over from whoever ran it last, and note that a new run has begun."""
     root = StateRoot(before.query, place.state)
     lock = DriverLock(place.lock or root.path())
+    keeps = isinstance(policy, Never)
+    cluster: Cluster | None = None
+    try:
+        if is_local(spark):
+            tables, parts = _on_one_machine(place, bounds, root, before, routing)
+            lock.claim = root.claim()
+            lock.claim.mark_kept(keeps)
+            sweep(state_folder(place.state), spare=[before.query])
+        else:
+            upstream = place.backup if isinstance(place.backup, Upstream) else Upstream()
+            secret = Secret.new()
+            cluster = Cluster(spark, root, _files(place), secret, place.tls, upstream, keep=keeps)
+            tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
+    except BaseException:
+        lock.release()
+        raise
     now = replace(before, run=before.run + 1, backup=_elsewhere(place))
     identity.save(place.store, now)
     schemas = {bound.name: CheckpointSchema.of(bound.layout) for bound in bounds.values()}
     events = Events(place.log, now.run)
-    if is_local(spark):
-        cluster, tables, parts = None, *_on_one_machine(place, bounds, root, before, routing)
-    else:
-        upstream = place.backup if isinstance(place.backup, Upstream) else Upstream()
-        cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls, upstream)
-        tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
     logs = SparkLogs(place.spark)
     manifests = Manifests(place.store, parts)
     running = Running(

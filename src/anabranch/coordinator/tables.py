@@ -122,6 +122,10 @@ class Tables:
         """Put the capture files of several instances into the backup store, at the same time."""
         return _each(lambda i: self.store(operator, i, files[i]), list(files))
 
+    def discard(self, operator: str, instance: int, file: str) -> None:
+        """Remove a capture file that is not to be stored."""
+        self._bench(operator, instance).discard(file)
+
     def shorten(
         self, operator: str, instance: int, saved: OperatorManifest, stopped: threading.Event
     ) -> Part:

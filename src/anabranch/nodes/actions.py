@@ -41,6 +41,7 @@ class Actions:
         self._root = Path(context["root"])
         state = self._root.parent.parent  # <state folder>/<host>/<query>
         self._claim = Claim(state, self._root)
+        self._claim.mark_kept(bool(context.get("keep", False)))
         sweep(state, spare=[self._root.name])
         self._signer = Signer(Secret.from_hex(context["secret"]))
         self._files = context.get("files")
@@ -60,6 +61,7 @@ class Actions:
             "capture": self._capture,
             "offer": self._offer,
             "store": self._store,
+            "discard": self._discard,
             "shorten": self._shorten,
             "rename": self._rename,
             "keep_only": self._keep_only,
@@ -115,6 +117,10 @@ class Actions:
     def _store(self, request: Request) -> Request:
         file, under = self._mine(request), fields.prefix(request, "under")
         return {"part": self._bench(request).store(str(file), under).to_json()}
+
+    def _discard(self, request: Request) -> Request:
+        self._bench(request).discard(str(self._mine(request)))
+        return {}
 
     def _shorten(self, request: Request) -> Request:
         saved, under = fields.saved(request), fields.prefix(request, "under")

@@ -21,6 +21,8 @@ from anabranch.nodes.mounts import file_system, is_network
 from anabranch.private import private_folder
 
 ALIVE = "alive"
+KEEP = "keep"
+"""A file in the folder of a query whose state is nowhere else: it is not swept."""
 HOSTS = ".hosts"
 
 
@@ -47,6 +49,13 @@ class Claim:
         except BaseException:
             self.close()
             raise
+
+    def mark_kept(self, kept: bool) -> None:
+        """Say whether the state is nowhere else, and so must stay when the query is dead."""
+        if kept:
+            (self.root / KEEP).touch(mode=0o600)
+        else:
+            (self.root / KEEP).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the folder. It stays, and may be swept from now on."""

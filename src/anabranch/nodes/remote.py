@@ -95,6 +95,10 @@ class RemoteBench:
         """See :meth:`Bench.store`."""
         return Part.from_json(self._call("store", file=file, under=under)["part"])
 
+    def discard(self, file: str) -> None:
+        """See :meth:`Bench.discard`."""
+        self._call("discard", file=file)
+
     def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
         """See :meth:`Bench.shorten`."""
         answer = self._call("shorten", saved=saved_to_json(saved), under=under)

@@ -17,12 +17,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from anabranch.nodes.captures import CAPTURES, OF
-from anabranch.nodes.claims import ALIVE, try_alone
+from anabranch.nodes.claims import ALIVE, KEEP, try_alone
 from anabranch.nodes.folders import SPILLED, backup_folder
 from anabranch.nodes.workbench import TABLES
-
-KEEP = "keep"
-"""A file in the folder of a query whose state is nowhere else: it is not swept."""
 
 DRIVER_LOCK = "driver.lock"
 _LOG = "agent.log"

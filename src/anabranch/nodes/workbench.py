@@ -91,6 +91,9 @@ class Bench(Protocol):
     def store(self, file: str, under: str) -> Part:
         """Put a capture file of this node into the backup store, and remove it."""
 
+    def discard(self, file: str) -> None:
+        """Remove a capture file of this node that is not to be stored."""
+
     def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
         """Merge a chain of stored files into one full file, and store that.
 
@@ -194,6 +197,10 @@ class Workbench:
             part = back_up(self._store, read(data, name=file), data, under=under)
         Path(file).unlink(missing_ok=True)
         return part
+
+    def discard(self, file: str) -> None:
+        """See :meth:`Bench.discard`."""
+        Path(file).unlink(missing_ok=True)
 
     def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
         """See :meth:`Bench.shorten`."""

@@ -80,7 +80,6 @@ class RunningQuery:
         self._combined = combine([source.frame for source in running.plan.sources()])
         self._ended = threading.Event()
         self._asked_to_stop = threading.Event()
-        self._batch_thread: int | None = None
         self._failure: AnabranchError | None = None
         self._spark_query: StreamingQuery | None = None
         self._supervisor = threading.Thread(target=self._supervise, name="anabranch", daemon=True)
@@ -282,7 +281,7 @@ class RunningQuery:
         after that batch.
         """
         self._asked_to_stop.set()
-        if self._batch_thread == threading.get_ident():
+        if self._coordinator.in_batch():
             # Spark's stop waits for the batch, which waits for the function that asks for it.
             threading.Thread(target=self._stop, name="anabranch-stop", daemon=True).start()
             return
@@ -307,11 +306,7 @@ class RunningQuery:
         """Called by Spark for every micro-batch."""
         if self._asked_to_stop.is_set():
             raise QueryFailed("the query is being stopped")
-        self._batch_thread = threading.get_ident()
-        try:
-            self._coordinator.run_batch(frame, batch)
-        finally:
-            self._batch_thread = None
+        self._coordinator.run_batch(frame, batch)
 
     def _recover(self, before: Any) -> None:
         again = startup.recover(self._place, self._running, before)
