@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean
+.PHONY: help setup demo test test-cluster lint format types check chaos bench-state bench-recovery bench-scaling bench-topk bench-lrb soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ bench-topk: setup ## rankings every 30 s from 18 sources that do not wait
 bench-lrb: setup ## Linear Road at the pace of the clock (ARGS="--xways 350 --warm 7 --check")
 	@mkdir -p results
 	$(BIN)/anabranch bench lrb --json results/lrb.json --plot results/lrb.png $(ARGS)
+
+soak: setup ## hours under faults, compared with DuckDB, growth drawn (MINUTES=120 SEED=)
+	@mkdir -p results
+	$(BIN)/anabranch bench soak --minutes $(or $(MINUTES),120) $(if $(SEED),--seed $(SEED)) \
+	  --json results/soak.json --plot results/soak.png $(ARGS)
 
 lock: setup ## resolve the dependencies again and write requirements.lock
 	`scripts/setup --print-uv` pip compile pyproject.toml --universal --generate-hashes \
