@@ -109,7 +109,7 @@ class Driver:
         """Kill the driver with its JVM, as when its machine is lost."""
         process = self._process
         if process is not None and process.poll() is None:
-            self._killed = True
+            self._killed, self.status = True, {}
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -211,6 +211,8 @@ class Driver:
             self.say(f"FAILED BY ITSELF: {why[:1500]}")
 
     def _note(self, status: dict[str, Any], seen: dict[str, int]) -> None:
+        if self._killed:
+            return
         if status["version"] != self.status.get("version"):
             self.advanced = time.monotonic()
         for kind, count in status["events"].items():

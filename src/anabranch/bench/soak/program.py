@@ -177,7 +177,9 @@ class Orders:
         told = [
             event.details["after"]
             for event in self._query.events
-            if event.kind == "scale" and event.details["operator"] == operator
+            if event.kind == "scale"
+            and event.details.get("operator") == operator
+            and "error" not in event.details
         ]
         return {"routed": self._query.routing[operator].instances, "told": told[-1:]}
 
