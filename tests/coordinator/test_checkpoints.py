@@ -55,7 +55,7 @@ class Query:
 
     def __init__(self, folder: Path, seed: int, *, apart: bool) -> None:
         self.folder = folder
-        self.store = FileStore(fs.LocalFileSystem(), str(folder / "store"), flush=False)
+        self.store = FileStore(fs.LocalFileSystem(), str(folder / "store"), flushed=False)
         files = Files(str(folder / "store")) if apart else None
         self.bench = Workbench(folder, self.store, files)
         self.gate = Gate(self.bench)
@@ -66,7 +66,7 @@ class Query:
             Periodic("0 seconds"),
             self.manifests,
             {"op": CheckpointSchema.of(LAYOUT)},
-            Tables([], lambda host: self.bench, {"op": (HERE,)}),
+            Tables("query", [], lambda host: self.bench, {"op": (HERE,)}),
             Events(self.store, 0),
         )
         self.table = StateTable.create(folder / "table", LAYOUT)
@@ -161,7 +161,7 @@ def test_files_that_no_version_needs_go_after_a_merge(query: Query) -> None:
 
     query.batch()
     query.until(lambda: query.parts[0].version > 0)
-    query.until(lambda: set(query.store.list("parts/")) == needed())
+    query.until(lambda: set(query.store.list("query/parts/")) == needed())
 
 
 @pytest.mark.parametrize("query", [False, True], ids=["here", "apart"], indirect=True)

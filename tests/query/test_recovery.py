@@ -137,17 +137,85 @@ def test_offsets_that_are_gone_are_named(spark: SparkSession, feed: Feed, tmp_pa
         query_over(feed, spark).start(tmp_path / "ck", **settings)  # type: ignore[arg-type]
 
 
-def test_a_damaged_checkpoint_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    feed.add(batch(0))
-    query = query_over(feed, spark).start(tmp_path / "ck")
-    query.process_all_available()
-    query.stop()
-    part = sorted((tmp_path / "ck" / "parts").iterdir())[0]
-    data = bytearray(part.read_bytes())
+def newest(folder: Path) -> Path:
+    return max(folder.iterdir())
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
-    part.write_bytes(data)
-    with pytest.raises(ab.CheckpointCorrupt, match=part.name):
-        query_over(feed, spark).start(tmp_path / "ck")
+    file.write_bytes(data)
+
+
+def damage_a_part(checkpoints: Path) -> None:
+    flip_a_bit(newest(next(checkpoints.glob("*/parts"))))
+
+
+def lose_a_part(checkpoints: Path) -> None:
+    newest(next(checkpoints.glob("*/parts"))).unlink()
+
+
+def damage_a_manifest(checkpoints: Path) -> None:
+    flip_a_bit(newest(checkpoints / "manifests"))
+
+
+@pytest.mark.parametrize("damage", [damage_a_part, lose_a_part, damage_a_manifest])
+def test_after_damage_the_checkpoint_before_is_used(
+    spark: SparkSession, feed: Feed, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    expected = undisturbed(spark, tmp_path / "undisturbed", 8)
+    settings = {"checkpointing": ab.Periodic("1 hour", at_most=2), "available_now": True}
+    feed.add(*[batch(seed) for seed in range(6)])
+    query = query_over(feed, spark).start(tmp_path / "ck", **settings)  # type: ignore[arg-type]
+    query.await_termination()
+    found = query.memory_table("out").to_pylist()
+    damage(tmp_path / "ck")
+    feed.add(*[batch(seed) for seed in range(6, 8)])
+    again = query_over(feed, spark).start(tmp_path / "ck", **settings)  # type: ignore[arg-type]
+    again.await_termination()
+    assert ordered(found + again.memory_table("out").to_pylist()) == ordered(expected)
+    (event,) = [event for event in again.events if event.kind == "checkpoint damaged"]
+    assert event.details["version"] == 5
+
+
+def test_a_query_whose_checkpoints_are_all_damaged_runs_everything_again(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    expected = undisturbed(spark, tmp_path / "undisturbed", 4)
+    feed.add(*[batch(seed) for seed in range(3)])
+    query = query_over(feed, spark).start(tmp_path / "ck", available_now=True)
+    query.await_termination()
+    found = query.memory_table("out").to_pylist()
+    for manifest in (tmp_path / "ck" / "manifests").iterdir():
+        flip_a_bit(manifest)
+    feed.add(batch(3))
+    again = query_over(feed, spark).start(tmp_path / "ck", available_now=True)
+    again.await_termination()
+    assert ordered(found + again.memory_table("out").to_pylist()) == ordered(expected)
+
+
+@pytest.mark.parametrize("file", ["offsets/2", "offsets/1", "sources/0/2"])
+@pytest.mark.parametrize("lost", [False, True], ids=["damaged", "missing"])
+def test_damaged_logs_of_spark_are_refused_by_name(
+    spark: SparkSession, feed: Feed, tmp_path: Path, file: str, lost: bool
+) -> None:
+    feed.add(*[batch(seed) for seed in range(3)])
+    settings = {"checkpointing": ab.Never(), "state_folder": tmp_path / "state"}
+    query = query_over(feed, spark).start(tmp_path / "ck", available_now=True, **settings)  # type: ignore[arg-type]
+    query.await_termination()
+    shutil.rmtree(tmp_path / "state")  # so that all batches are needed again
+    path = tmp_path / "ck" / "spark" / file
+    if lost:
+        path.unlink()
+    else:
+        flip_a_bit(path)
+    feed.add(batch(3))
+    with pytest.raises(ab.AnabranchError, match=path.name):
+        query_over(feed, spark).start(
+            tmp_path / "ck",
+            available_now=True,
+            **settings,  # type: ignore[arg-type]
+        ).await_termination()
 
 
 def test_an_error_of_the_user_is_told_as_it_was(

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from anabranch.backup.store import BackupStore, check_name
+from anabranch.durable import flush
 from anabranch.errors import (
     CheckpointNotFound,
     DidNotHappen,
@@ -58,7 +59,7 @@ class FileStore:
     """A store in a folder of a file system; :meth:`Files.open` makes one.
 
     Where a file can be seen before it is whole, it is written under another name first and then
-    renamed; on a local disk it is flushed before that, unless ``flush`` is false: what was stored
+    renamed; on a local disk it is flushed before that, unless ``flushed`` is false: what was stored
     last may then be lost, or be empty, after a power failure. Object stores show only whole
     objects. Files that a killed process left half written are never listed, and are removed when
     they are an hour old. Unless ``cached``, the system is told not to keep the files of a local
@@ -67,10 +68,10 @@ class FileStore:
     """
 
     def __init__(
-        self, filesystem: fs.FileSystem, root: str, *, flush: bool = True, cached: bool = True
+        self, filesystem: fs.FileSystem, root: str, *, flushed: bool = True, cached: bool = True
     ) -> None:
         self._fs = filesystem
-        self._flushes = flush
+        self._flushes = flushed
         self._cached = cached
         self._root = root.rstrip("/")
         self._local = isinstance(filesystem, fs.LocalFileSystem)
@@ -172,10 +173,8 @@ class FileStore:
 
     def _flush(self, path: str) -> None:
         """Wait until a local file or folder is on the disk: a rename alone is no promise."""
-        if not self._local or not self._flushes:
-            return
-        with _opened(path) as descriptor:
-            os.fsync(descriptor)
+        if self._local and self._flushes:
+            flush(path)
 
     def _let_go(self, path: str) -> None:
         """Free the memory in which the system has a local file; what is not on disk yet stays."""

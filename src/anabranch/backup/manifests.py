@@ -2,21 +2,20 @@
 
 A manifest names every file that is needed for its version, those written for earlier versions
 included, so that it can be used alone. It is put into the store after them; until then the version
-does not exist. Files are named after their checksum, so that a repeated batch never changes a
-file that a manifest names.
+does not exist. Files are named after their query and their checksum: a repeated batch never changes
+a file that a manifest names, and queries that share a store never touch each other's files.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-import xxhash
-
+from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from anabranch.state.capture import CheckpointSchema
@@ -24,8 +23,9 @@ from anabranch.state.chains import Chain, follow, needed
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
+_log = logging.getLogger("anabranch")
 _MANIFESTS, _PARTS = "manifests/", "parts/"
-_NAME = re.compile(r"(?:.*/)?(?:manifests|parts)/(\d{12})[.-].*")
+_MANIFEST = re.compile(rf"{_MANIFESTS}(\d{{12}})\.json")
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,13 @@ class Manifest:
             for name, operator in self.operators.items()
         }
         body = {"version": self.version, "operators": operators, "info": dict(self.info)}
-        return json.dumps({"manifest": body, "checksum": _digest(body)}, indent=1).encode()
+        return seal("manifest", body)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str) -> Manifest:
         """The manifest in a file; CheckpointCorrupt if its bytes are not the ones written."""
+        body = unseal("manifest", data, name=name)
         try:
-            read = json.loads(data)
-            body = read["manifest"]
-            if read["checksum"] != _digest(body):
-                raise ValueError(f"its checksum is {_digest(body)}, not {read['checksum']}")
             operators = {
                 operator: OperatorManifest(
                     CheckpointSchema.from_json(value["schema"]),
@@ -122,20 +119,23 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
             raise CheckpointCorrupt(f"{name}: not a manifest as written: {error}") from error
 
-
-def _digest(body: Any) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True).encode())
+    @property
+    def files(self) -> frozenset[str]:
+        """The names of all files that are needed for this version."""
+        return frozenset(part.name for of in self.operators.values() for part in of.parts)
 
 
 class Manifests:
     """The manifests in a store, and the files they name, in the same or in another one.
 
-    One process at a time may put and prune; any number may read.
+    One process at a time may put, prune and sweep; any number may read.
     """
 
     def __init__(self, store: BackupStore, parts: BackupStore | None = None) -> None:
         self._store = store
         self._parts = store if parts is None else parts
+        self._stale: set[str] = set()
+        """Files that a dropped manifest named, until they are dropped as well."""
 
     def put(self, manifest: Manifest) -> None:
         """Make a version exist. All of its files must be in the store already."""
@@ -150,42 +150,77 @@ class Manifests:
             raise CheckpointNotFound(
                 f"there is no checkpoint of version {version}; there are {list(self.versions())}"
             ) from error
-        return Manifest.from_bytes(data.to_pybytes(), name=name)
+        manifest = Manifest.from_bytes(data.to_pybytes(), name=name)
+        if manifest.version != version:
+            raise CheckpointCorrupt(f"{name}: the manifest of version {manifest.version}")
+        return manifest
 
     def versions(self) -> list[Version]:
         """The versions that there are, oldest first."""
-        return sorted(v for v, _ in _versioned(self._store.list(_MANIFESTS)))
+        found = (_MANIFEST.fullmatch(name) for name in self._store.list(_MANIFESTS))
+        return sorted(Version(int(match[1])) for match in found if match)
 
     def latest(self, *, upto: Version | None = None) -> Manifest | None:
-        """The manifest of the newest version, or the newest not after ``upto``, if there is one."""
-        versions = [v for v in self.versions() if upto is None or v <= upto]
-        return self.get(versions[-1]) if versions else None
+        """The newest manifest that can be read, or the newest of those not after ``upto``."""
+        for version in reversed(self.versions()):
+            if upto is None or version <= upto:
+                try:
+                    return self.get(version)
+                except CheckpointError as error:
+                    _log.warning("The manifest of version %s cannot be used: %s", version, error)
+        return None
 
-    def prune(self, *, retain: int) -> None:
-        """Drop all but the newest versions, and every file that none of the kept ones needs.
+    def prune(self, *, retain: int, also: Collection[str] = ()) -> None:
+        """Drop all but the newest versions, and the files that only dropped ones need.
 
-        Files of a version that is not in a manifest yet are left alone if they are newer than the
-        newest manifest. If a kept manifest cannot be read nothing is dropped.
+        Manifests that cannot be read do not count among the newest; they go when they are older
+        than all of these. ``also`` are files to drop that no manifest names, if that is so.
         """
         if retain < 1:
             raise ValueError(f"retain={retain}: at least one version must be kept")
-        versions = self.versions()
-        if not versions:
-            return
-        kept = [self.get(version) for version in versions[-retain:]]
-        used = {p.name for manifest in kept for op in manifest.operators.values() for p in op.parts}
-        files = [f for f in _versioned(self._parts.list()) if not f[1].startswith(_MANIFESTS)]
+        kept: list[Manifest] = []
+        old: list[Version] = []
+        self._stale |= set(also)
+        for version in reversed(self.versions()):
+            manifest = self._readable(version)
+            if len(kept) < retain:
+                kept += [manifest] if manifest is not None else []
+            else:
+                old.append(version)
+                self._stale |= manifest.files if manifest is not None else frozenset()
+        used = {name for manifest in kept for name in manifest.files}
         # A manifest goes before its files: none ever names a file that is gone.
-        for version in versions[:-retain]:
+        for version in reversed(old):
             self._store.delete(_manifest_name(version))
-        for version, name in files:
-            if name not in used and version < versions[-1]:
-                self._parts.delete(name)
+        self._stale -= used
+        for name in sorted(self._stale):
+            self._parts.delete(name)
+            self._stale.discard(name)
 
+    def forget_after(self, version: Version) -> None:
+        """Drop the manifests of all later versions."""
+        for later in reversed(self.versions()):
+            if later > version:
+                self._store.delete(_manifest_name(later))
 
-def _versioned(names: Sequence[str]) -> list[tuple[Version, str]]:
-    matches = [(_NAME.fullmatch(name), name) for name in names]
-    return [(Version(int(match[1])), name) for match, name in matches if match]
+    def sweep(self, own: str) -> None:
+        """Drop the files below a prefix, which only this query uses, that no manifest names.
+
+        A manifest that cannot be read may name any of them: nothing is dropped then.
+        """
+        manifests = [self._readable(version) for version in self.versions()]
+        used = {name for manifest in manifests if manifest for name in manifest.files}
+        if None not in manifests:
+            for name in self._parts.list(own):
+                if f"/{_PARTS}" in f"/{name}" and name not in used:
+                    self._parts.delete(name)
+
+    def _readable(self, version: Version) -> Manifest | None:
+        try:
+            return self.get(version)
+        except CheckpointError as error:
+            _log.warning("The manifest of version %s cannot be used: %s", version, error)
+            return None
 
 
 def _manifest_name(version: Version) -> str:

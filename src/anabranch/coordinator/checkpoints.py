@@ -1,4 +1,4 @@
-"""Checkpoints of a running query: ordered with a batch, stored behind its back."""
+"""Checkpoints of a running query: captured with a batch, stored asynchronously."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest, Part
 from anabranch.checkpointing.policy import Checkpointing, Situation
@@ -35,13 +36,17 @@ class Taken:
     commit: Commit
     files: Mapping[str, Mapping[int, str]]
     """For each operator the capture files by instance, each on the node of its instance."""
+    stored: Future[None] = field(default_factory=Future, compare=False)
+    """Done when it is stored, or could not be."""
 
 
 class Checkpoints:
     """Decides with every batch whether to checkpoint, and stores what was captured.
 
-    Storing is done by a thread of its own. Only one checkpoint is on its way at a time: while it
-    is, none is ordered, so a slow store makes checkpoints rarer and never batches slower.
+    Storing is done by one thread, one version after the other. While something is on its way no
+    batch is told to capture, so a slow store makes checkpoints rarer and never batches slower.
+    ``secure`` has everything on disk that a version says is done, before its manifest is written;
+    it returns what the manifest notes beside the event times.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Checkpoints:
         schemas: Mapping[str, CheckpointSchema],
         tables: Tables,
         events: Events,
+        secure: Callable[[Version], Mapping[str, Any]] = lambda version: {},
     ) -> None:
         self.policy = policy
         self.manifests = manifests
@@ -63,7 +69,11 @@ class Checkpoints:
         self._last = self._ordered = time.monotonic_ns()
         self._batches = 0
         self._forced = False
-        self._busy = threading.Event()
+        self._secure = secure
+        self._strays: list[str] = []
+        """Files that were stored, and that no manifest names."""
+        self._waiting = 0
+        self._idle = threading.Condition()
         self._hurry = threading.Event()
         self._stored = NO_VERSION
         self.failure: Exception | None = None
@@ -101,7 +111,7 @@ class Checkpoints:
 
     def order(self) -> CaptureOrder | None:
         """What the next batch is to capture, if anything."""
-        if self._busy.is_set():
+        if self._waiting:
             return None
         now = time.monotonic_ns()
         situation = Situation(now // 1000, self._last // 1000, self._batches)
@@ -120,26 +130,26 @@ class Checkpoints:
         self._last, self._batches, self._forced = self._ordered, 0, False
         self._base = taken.commit.version
         self.failure = None
-        self._busy.set()
-        self._queue.put(taken)
+        self._put(taken)
 
     def store(self, taken: Taken) -> None:
-        """Store full captures now, and wait for it.
+        """Store full captures, after what is on its way; between two batches only.
 
-        They were not taken by a batch, so the tables still build on the checkpoint before.
+        They were not taken by a batch, so the tables' changes do not build on them.
         """
-        self.wait()
-        self._store_taken(taken)
         self._base = None
+        self._shortening.forget()
+        self._put(taken)
+
+    def _put(self, taken: Taken) -> None:
+        with self._idle:
+            self._waiting += 1
+        self._queue.put(taken)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is on its way any more."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self._busy.is_set():
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            time.sleep(0.005)
-        return True
+        with self._idle:
+            return self._idle.wait_for(lambda: self._waiting == 0, timeout)
 
     def settle(self) -> None:
         """Have nothing on its way any more, soon: what fails now is not tried again."""
@@ -158,30 +168,38 @@ class Checkpoints:
     def _work(self) -> None:
         thread_gives_way()
         while (taken := self._queue.get()) is not None:
+            failed: Exception | None = None
             try:
                 self._store_taken(taken)
             except Exception as error:  # the query goes on; the next checkpoint will be a full one
-                self.failure = error
-                _log.warning("checkpoint of version %s failed: %s", taken.commit.version, error)
-            finally:
-                self._busy.clear()
+                failed = self.failure = error
+                _log.warning("The checkpoint of version %s failed: %s", taken.commit.version, error)
+            with self._idle:
+                self._waiting -= 1
+                self._idle.notify_all()
+            if failed is None:
+                taken.stored.set_result(None)
+            else:
+                taken.stored.set_exception(failed)
 
     def _store_taken(self, taken: Taken) -> None:
         with self._events.timed("checkpoint", version=taken.commit.version) as details:
-            parts = {
-                name: [
-                    self._again(partial(self._tables.store, name, instance, file))
-                    for instance, file in files.items()
-                ]
-                for name, files in taken.files.items()
-            }
-            self._publish(taken.commit, parts)
+            noted = self._secure(taken.commit.version)
+            parts: dict[str, list[Part]] = {}
+            for name, files in taken.files.items():
+                for instance, file in files.items():
+                    part = self._again(partial(self._tables.store, name, instance, file))
+                    parts.setdefault(name, []).append(part)
+                    self._strays.append(part.name)
+            self._publish(taken.commit, parts, noted)
             stored = [part for of in parts.values() for part in of]
             details["bytes"] = sum(part.bytes for part in stored)
             details["full"] = all(part.base is None for part in stored)
         self._shortening.consider(self.manifests.get(taken.commit.version))
 
-    def _publish(self, commit: Commit, parts: Mapping[str, list[Part]]) -> None:
+    def _publish(
+        self, commit: Commit, parts: Mapping[str, list[Part]], noted: Mapping[str, Any]
+    ) -> None:
         """Make a version exist whose files are all stored, and drop the oldest."""
         incremental = any(part.base is not None for of in parts.values() for part in of)
         before = self.manifests.get(self._stored).operators if incremental else {}
@@ -192,11 +210,13 @@ class Checkpoints:
             else OperatorManifest(self.schemas[name], tuple(new))
             for name, new in parts.items()
         }
-        manifest = Manifest(commit.version, operators, {"times": commit.times})
+        manifest = Manifest(commit.version, operators, {"times": commit.times, **noted})
         self._again(lambda: self.manifests.put(manifest))
         self._stored = commit.version
-        if self._shortening.idle:  # or the merged file, which no manifest names yet, would go too
-            self._again(lambda: self.manifests.prune(retain=self._retain))
+        self._strays = [name for name in self._strays if name not in manifest.files]
+        if self._shortening.idle:  # a merge reads files that may be needed for nothing else
+            self._again(lambda: self.manifests.prune(retain=self._retain, also=self._strays))
+            self._strays = []
 
     def _merged(self) -> Mapping[str, list[Part]]:
         """Files that take the place of many."""
@@ -204,7 +224,7 @@ class Checkpoints:
             return self._shortening.merged()
         except Exception as error:  # a chain that cannot be read must not grow any more
             self.failure = error
-            _log.warning("checkpoints could not be merged, the next will be a full one: %s", error)
+            _log.warning("Checkpoints could not be merged; the next will be a full one: %s", error)
             return {}
 
     def _merge(

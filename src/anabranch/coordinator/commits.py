@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 from dataclasses import dataclass
 
+from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.coordinator.watermarks import Times, Watermarks
-from anabranch.errors import CheckpointCorrupt
+from anabranch.errors import CheckpointCorrupt, CheckpointError
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
 _FOLDER = "commits/"
+_NAME = re.compile(rf"{_FOLDER}(\d{{12}})\.json")
 
 
 @dataclass(frozen=True)
@@ -21,22 +23,22 @@ class Commit:
 
     version: Version
     times: Times
+    offsets: str | None = None
+    """The checksum of the offsets that Spark had logged for the batch."""
 
-    def to_json(self) -> str:
-        """The text of a commit file."""
-        return json.dumps({"version": self.version, "times": self.times})
+    def to_bytes(self) -> bytes:
+        """The file of a commit."""
+        body = {"version": self.version, "times": self.times, "offsets": self.offsets}
+        return seal("commit", body)
 
     @classmethod
-    def from_json(cls, text: str, name: str) -> Commit:
-        """Read a commit file."""
+    def from_bytes(cls, data: bytes, *, name: str) -> Commit:
+        """The commit in a file; CheckpointCorrupt if its bytes are not the ones written."""
+        body = unseal("commit", data, name=name)
         try:
-            value = json.loads(text)
-            times = {operator: tuple(seen) for operator, seen in value["times"].items()}
-            return cls(Version(int(value["version"])), times)
+            return cls(Version(int(body["version"])), times_of(body["times"]), body["offsets"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointCorrupt(
-                f"{name}: not a commit, going back to the one before: {error}"
-            ) from error
+            raise CheckpointCorrupt(f"{name}: not a commit as written: {error}") from error
 
     @property
     def watermarks(self) -> Watermarks:
@@ -49,29 +51,59 @@ NOTHING = Commit(NO_VERSION, {})
 
 
 class CommitLog:
-    """One small file per batch. Only the newest are kept."""
+    """One small file per batch. Only the newest are kept, more than Spark keeps of its own log.
 
-    def __init__(self, store: BackupStore, *, keep: int = 10) -> None:
+    The files need not be flushed. What a power failure takes or spoils of them is made up for by
+    the newest manifest, which is flushed, and only after the results up to its version are.
+    """
+
+    def __init__(self, store: BackupStore, *, keep: int = 200) -> None:
         self._store = store
         self._keep = keep
 
     def latest(self) -> Commit:
         """The last committed batch."""
-        for name in reversed(self._store.list(_FOLDER)):
-            text = self._store.get(name).to_pybytes().decode("utf-8", "replace")
+        for version in reversed(self._versions()):
+            name = _name(version)
             try:
-                return Commit.from_json(text, name)
+                commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
+                if commit.version != version:
+                    raise CheckpointCorrupt(f"{name}: the commit of version {commit.version}")
+                return commit
             except CheckpointCorrupt as error:
-                # Commits are not flushed one by one; a power failure can spoil the last ones. What
-                # they said is computed again from a checkpoint.
-                _log.warning("%s", error)
+                # What it said is computed again from a checkpoint.
+                _log.warning("A commit cannot be used, and the one before is taken: %s", error)
         return NOTHING
 
+    def offsets(self, version: Version) -> str | None:
+        """The checksum of the offsets with which a batch was committed, if that is known."""
+        try:
+            name = _name(version)
+            commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
+        except CheckpointError:
+            return None
+        return commit.offsets if commit.version == version else None
+
     def append(self, commit: Commit) -> None:
-        """Commit a batch. When this returns, the batch is done for good."""
-        self._store.put(_name(commit.version), commit.to_json().encode())
+        """Commit a batch. When this returns, the batch is done, whatever process dies."""
+        self._store.put(_name(commit.version), commit.to_bytes())
         if commit.version >= self._keep:
             self._store.delete(_name(Version(commit.version - self._keep)))
+
+    def forget_after(self, version: Version) -> None:
+        """Take back the commits of all later batches."""
+        for later in reversed(self._versions()):
+            if later > version:
+                self._store.delete(_name(later))
+
+    def _versions(self) -> list[Version]:
+        found = (_NAME.fullmatch(name) for name in self._store.list(_FOLDER))
+        return sorted(Version(int(match[1])) for match in found if match)
+
+
+def times_of(value: dict[str, list[int | None]]) -> Times:
+    """The event times in the JSON of a commit or a manifest."""
+    return {operator: tuple(seen) for operator, seen in value.items()}
 
 
 def _name(version: Version) -> str:

@@ -33,12 +33,12 @@ from anabranch.nodes.root import StateRoot
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
-from anabranch.spark.logs import SparkLogs
+from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.reports import Report, Reports
 from anabranch.spark.session import tune
 from anabranch.spark.shuffle import Router
-from anabranch.spark.sinks.sink import Delivery
+from anabranch.spark.sinks.sink import Delivery, Replaceable
 from anabranch.spark.task import CaptureOrder, OperatorTask
 from anabranch.state.groups import Routing
 from anabranch.state.keytypes import is_fixed
@@ -78,6 +78,8 @@ class Running:
     """Buffers after this version are kept for a change that is under way."""
     remember: Callable[[], None] = lambda: None
     """Notes routing and placement in the checkpoint folder."""
+    trusted: bool = True
+    """Whether everything that was written is there: the machine has not lost its power since."""
     committed: Commit = NOTHING
     replay_until: Version = NO_VERSION
     """Batches up to this one were delivered before; they are run again for their state alone."""
@@ -113,6 +115,10 @@ class Coordinator:
         self._context = spark.sparkContext
         self._reports = Reports(spark.sparkContext)
         self._first = True
+        self._runs_batch: int | None = None
+        self._unflushed_sinks = not all(
+            isinstance(output.sink, Replaceable) for output in running.plan.outputs
+        )
         self._tuned: SparkSession | None = None
         self.routers: dict[Stateful, Router | PackedRouter] = {}
         self.reroute()
@@ -141,11 +147,26 @@ class Coordinator:
         with self.turn:
             if self.stopping:
                 raise QueryFailed("the query is being stopped")
+            self._runs_batch = threading.get_ident()
             try:
                 self._run(frame, Version(batch))
             except BaseException as error:
                 self.failure = translated(error)
                 raise self.failure from error
+            finally:
+                self._runs_batch = None
+
+    def in_batch(self) -> bool:
+        """Whether the thread that asks is running a batch, as a function of for_each_batch is."""
+        return self._runs_batch == threading.get_ident()
+
+    def check_outside(self, what: str) -> None:
+        """Refuse what looks at state as it is between two batches, from inside a batch."""
+        if self.in_batch():
+            raise QueryFailed(
+                f"{what} was called inside a batch, from a function given to for_each_batch, while "
+                "the state is between two versions; call it from another thread"
+            )
 
     def _run(self, frame: DataFrame, version: Version) -> None:
         committed = self.running.committed.version
@@ -160,8 +181,10 @@ class Coordinator:
             self._tuned = frame.sparkSession
         started = time.perf_counter()
         replayed = version <= self.running.replay_until
-        order = None if replayed else self.running.checkpoints.order()
-        reports, attempts = self._tried(frame, version, order)
+        if self._unflushed_sinks and not replayed:
+            # Whatever it is given under a version must be what it would be given again.
+            self.running.logs.flush(version)
+        reports, order, attempts = self._tried(frame, version)
         if replayed:
             self.running.committed = self._committed(version, reports.values())
             return
@@ -172,9 +195,12 @@ class Coordinator:
         self._first = False
 
     def _tried(
-        self, frame: DataFrame, version: Version, order: CaptureOrder | None
-    ) -> tuple[dict[tuple[str, int], Report], int]:
-        """Run a batch until it succeeds: a lost worker process costs an attempt, not the query."""
+        self, frame: DataFrame, version: Version
+    ) -> tuple[dict[tuple[str, int], Report], CaptureOrder | None, int]:
+        """Run a batch until it succeeds: a lost worker process costs an attempt, not the query.
+
+        Returns what the instances reported, what they were told to capture, and the attempts.
+        """
         delivery = Delivery(self.running.query, version, self._first)
         batch_time = self.running.logs.batch_time(version)
         suspicious = False
@@ -183,24 +209,28 @@ class Coordinator:
                 suspicious = True
                 time.sleep(_pause(attempt))
                 continue
+            # A recovery just now may have changed on what the next checkpoint builds.
+            replayed = version <= self.running.replay_until
+            order = None if replayed else self.running.checkpoints.order()
             steps = self._steps(version, batch_time, order)
             frames = Frames(self.running.plan, frame, steps, self._reports)
             try:
                 with self.watching():
                     for output in self.running.plan.outputs:
-                        if version <= self.running.replay_until:
+                        if replayed:
                             frames.discard(output)
                         else:
                             frames.deliver(output, delivery)
                 complete = self._complete(version)
                 self._keep(version, steps)
-                return complete, attempt
+                return complete, order, attempt
             except Exception as error:
                 suspicious = isinstance(translated(error), StateMissing)
                 curable = lost_worker(error) or self._recovery.can_cure(error)
                 if self.stopping or attempt == _ATTEMPTS or not curable:
                     raise
                 _log.warning("batch %s: a worker was lost, trying again", version)
+                _trim(steps.values())
                 if self.running.cluster is not None:
                     # Spark may not have noticed yet which executor is gone.
                     time.sleep(_pause(attempt))
@@ -221,6 +251,7 @@ class Coordinator:
 
         A node may have gone since the last batch; what it had is brought back first.
         """
+        self.check_outside("the state of the query")
         with self.turn:
             if self.stopping:
                 return action()
@@ -237,8 +268,12 @@ class Coordinator:
 
     def checkpoint(self) -> Version:
         """Save all state now, without waiting for a batch; the version that is stored."""
-        taken = self.at_rest(self._captured)
-        self.running.checkpoints.store(taken)
+        self.check_outside("checkpoint()")
+        with self.turn:
+            taken = self.at_rest(self._captured)
+            # Before any later version is on its way.
+            self.running.checkpoints.store(taken)
+        taken.stored.result()
         return taken.commit.version
 
     def _captured(self) -> Taken:
@@ -287,7 +322,9 @@ class Coordinator:
                     since = min(seen) - delay - microseconds(window, what="window")
                     oldest = min(v for v, step in kept.items() if (step.time or 0) >= since) - 1
             for version in [v for v in kept if v <= max(stored, oldest)]:
-                del kept[version]
+                step = kept.pop(version)
+                if step.buffer is not None:
+                    step.buffer.trim()
 
     def _steps(
         self, version: Version, batch_time: int, order: CaptureOrder | None
@@ -350,7 +387,7 @@ class Coordinator:
 
     def _committed(self, version: Version, reports: Iterable[Report]) -> Commit:
         watermarks = self.running.committed.watermarks.advanced(self._operators, reports)
-        return Commit(version, watermarks.times)
+        return Commit(version, watermarks.times, digest(self.running.logs.offsets(version)))
 
     def _record(
         self,
@@ -368,6 +405,13 @@ class Coordinator:
         self.recent.append(
             Progress(version, seconds, operators, self.running.checkpoints.stored, attempts, at)
         )
+
+
+def _trim(steps: Iterable[Step]) -> None:
+    """Let go of what a batch that failed has sent: another attempt sends it anew."""
+    for step in steps:
+        if step.buffer is not None:
+            step.buffer.trim()
 
 
 def _pause(attempt: int) -> float:

@@ -1,6 +1,6 @@
 """The event log of a query: what happened, when, how long it took, how large it was.
 
-Events are appended to the checkpoint folder, a few hundred to a file, and are never changed.
+Events are appended to the checkpoint folder, a few hundred to a file. The newest files are kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ _log = logging.getLogger("anabranch")
 _FOLDER = "events/"
 _PER_FILE = 256
 _RECENT = 1000
+_FILES = 40
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Events:
         self._run = run
         self._file = 0
         self._lines: list[str] = []
+        self._written = self._listed()
         self._lock = threading.Lock()
         self.recent: deque[Event] = deque(maxlen=_RECENT)
 
@@ -66,13 +68,27 @@ class Events:
         with self._lock:
             self.recent.append(event)
             self._lines.append(event.to_json())
-            name = f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl"
             try:
-                self._store.put(name, ("\n".join(self._lines) + "\n").encode())
+                self._write(f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl")
             except StoreError as error:
-                _log.warning("event not stored: %s: %s", event, error)
+                _log.warning("An event was not stored: %s: %s", event, error)
             if len(self._lines) >= _PER_FILE:
                 self._file, self._lines = self._file + 1, []
+
+    def _write(self, name: str) -> None:
+        self._store.put(name, ("\n".join(self._lines) + "\n").encode())
+        if name not in self._written:
+            self._written.append(name)
+        while len(self._written) > _FILES:
+            self._store.delete(self._written[0])
+            del self._written[0]
+
+    def _listed(self) -> list[str]:
+        try:
+            return list(self._store.list(_FOLDER))
+        except StoreError as error:
+            _log.warning("Events of earlier runs are not listed: %s", error)
+            return []
 
     @contextmanager
     def timed(self, kind: str, **details: Any) -> Iterator[dict[str, Any]]:
@@ -80,12 +96,3 @@ class Events:
         started = time.perf_counter()
         yield details
         self.add(kind, time.perf_counter() - started, **details)
-
-
-def read_events(store: BackupStore) -> Sequence[Event]:
-    """All events of a query, oldest first."""
-    return [
-        Event.from_json(line)
-        for name in store.list(_FOLDER)
-        for line in store.get(name).to_pybytes().decode().splitlines()
-    ]

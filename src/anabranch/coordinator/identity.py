@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
 from anabranch.plan.bind import Bound
@@ -30,6 +30,12 @@ class Identity:
     routing: Mapping[str, Routing]
     placement: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The hosts of each operator's instances, if it ran on a cluster."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """How many instances the program asked for when it was last started."""
+    boot: str | None = None
+    """The boot of the host that ran the query last; None while it is being recovered."""
+    backup: str | None = None
+    """The uri of the store that has the checkpoint files, if it is not the checkpoint folder."""
 
     @property
     def fence(self) -> int:
@@ -40,14 +46,22 @@ class Identity:
 def load(store: BackupStore) -> Identity | None:
     """The query that a checkpoint folder belongs to, or None if the folder is new."""
     try:
-        text = store.get(_FILE).to_pybytes()
+        data = store.get(_FILE).to_pybytes()
     except CheckpointNotFound:
         return None
+    value = unseal("query", data, name=_FILE)
     try:
-        value = json.loads(text)
-        routing = {n: Routing.from_json(o["routing"]) for n, o in value["operators"].items()}
-        placement = {n: tuple(o.get("hosts", ())) for n, o in value["operators"].items()}
-        return Identity(value["query"], int(value["run"]), value["operators"], routing, placement)
+        operators = value["operators"]
+        return Identity(
+            value["id"],
+            int(value["run"]),
+            operators,
+            {name: Routing.from_json(each["routing"]) for name, each in operators.items()},
+            {name: tuple(each["hosts"]) for name, each in operators.items()},
+            {name: int(each["asked"]) for name, each in operators.items()},
+            value["boot"],
+            value["backup"],
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{_FILE}: not the description of a query: {error}") from error
 
@@ -64,11 +78,18 @@ def save(store: BackupStore, identity: Identity) -> None:
             **described,
             "routing": identity.routing[name].to_json(),
             "hosts": list(identity.placement.get(name, ())),
+            "asked": identity.asked[name],
         }
         for name, described in identity.operators.items()
     }
-    value = {"query": identity.query, "run": identity.run, "operators": operators}
-    store.put(_FILE, json.dumps(value, indent=1).encode())
+    value = {
+        "id": identity.query,
+        "run": identity.run,
+        "boot": identity.boot,
+        "backup": identity.backup,
+        "operators": operators,
+    }
+    store.put(_FILE, seal("query", value))
 
 
 def describe(bound: Bound) -> dict[str, Any]:

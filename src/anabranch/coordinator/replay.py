@@ -56,17 +56,26 @@ class Replay:
 
     def _run(self, versions: Sequence[Version]) -> None:
         outputs: dict[Stateful, DataFrame] = {}
+        sent: list[Buffer] = []
         again = [n for n in self.plan.operators() if n.name in self.instances]
-        for node in again:
-            outputs[node] = self._rerun(node, versions, outputs)
-            if any(after in again for after in self.plan.operators_after(node)):
-                outputs[node].persist()
-            outputs[node].write.format("noop").mode("overwrite").save()
-        for frame in outputs.values():
-            frame.unpersist()
+        try:
+            for node in again:
+                outputs[node] = self._rerun(node, versions, outputs, sent)
+                if any(after in again for after in self.plan.operators_after(node)):
+                    outputs[node].persist()
+                outputs[node].write.format("noop").mode("overwrite").save()
+        finally:
+            for frame in outputs.values():
+                frame.unpersist()
+            for buffer in sent:
+                buffer.trim()
 
     def _rerun(
-        self, node: Stateful, versions: Sequence[Version], outputs: Mapping[Stateful, DataFrame]
+        self,
+        node: Stateful,
+        versions: Sequence[Version],
+        outputs: Mapping[Stateful, DataFrame],
+        sent: list[Buffer],
     ) -> DataFrame:
         """The rows that an operator makes of these batches, each with its version."""
         router, chosen = self.routers[node], self.instances[node.name]
@@ -89,6 +98,7 @@ class Replay:
             )
         rows = router.addressed(reduce(DataFrame.unionByName, frames), chosen)
         again = Buffer(rows.sparkSession, sent_to(rows, len(chosen)))
+        sent.append(again)
         ordered = router.in_order(again.pinned(hosts))
         run = partial(run_all, tuple(tasks), self.reports)
         return ordered.mapInArrow(run, versioned(result_schema(step.bound)))

@@ -8,16 +8,19 @@ over.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
+from anabranch.coordinator.commits import CommitLog
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, StateMissing
 from anabranch.spark.logs import SparkLogs
 from anabranch.units import Version
 
 _FILE = "rewind.json"
+_RETAINED = 100
+"""So many batches Spark keeps in its log at least, unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,18 @@ class Rewind:
     """The batches to run again, and the offsets they had."""
 
     target: Version
-    """The last batch that was committed, and so the last one whose outputs are to be dropped."""
+    """The last batch to be run again."""
     offsets: dict[Version, str]
+
+    def note(self, store: BackupStore) -> None:
+        """Remember what has to be run again, before anything that says so is changed."""
+        store.put(_FILE, seal("rewind", {"target": self.target, "offsets": self.offsets}))
 
     def replay(
         self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]
     ) -> None:
         """Run all batches after ``start`` up to the target, each exactly as it was."""
-        store.put(_FILE, json.dumps({"target": self.target, "offsets": self.offsets}).encode())
+        self.note(store)
         logs.forget_after(start)
         for version in sorted(self.offsets):
             if version > start:
@@ -45,22 +52,26 @@ class Rewind:
 def pending(store: BackupStore) -> Rewind | None:
     """A rewind that a driver began and did not live to finish."""
     try:
-        value = json.loads(store.get(_FILE).to_pybytes())
+        data = store.get(_FILE).to_pybytes()
     except CheckpointNotFound:
         return None
-    except ValueError as error:
-        raise CheckpointCorrupt(f"{_FILE}: not a rewind: {error}") from error
-    return Rewind(
-        Version(value["target"]), {Version(int(v)): text for v, text in value["offsets"].items()}
-    )
+    value = unseal("rewind", data, name=_FILE)
+    try:
+        offsets = {Version(int(version)): str(text) for version, text in value["offsets"].items()}
+        return Rewind(Version(int(value["target"])), offsets)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{_FILE}: not a rewind as written: {error}") from error
 
 
-def plan(start: Version, target: Version, logs: SparkLogs, begun: Rewind | None) -> Rewind:
+def plan(
+    start: Version, target: Version, logs: SparkLogs, commits: CommitLog, begun: Rewind | None
+) -> Rewind:
     """What has to be run again to get from a restored version to a committed one."""
     offsets = dict(begun.offsets) if begun is not None else {}
     for version in logs.planned():
-        if version > start:
-            offsets.setdefault(version, logs.offsets(version))
+        if version > start and version not in offsets:
+            logs.check_offsets(version, commits.offsets(version))
+            offsets[version] = logs.offsets(version)
     missing = [v for v in range(start + 1, target + 1) if Version(v) not in offsets]
     if missing:
         raise StateMissing(
@@ -69,3 +80,34 @@ def plan(start: Version, target: Version, logs: SparkLogs, begun: Rewind | None)
             "after it. Checkpoint more often, or raise spark.sql.streaming.minBatchesToRetain"
         )
     return Rewind(target, offsets)
+
+
+def plan_after_power_failure(
+    start: Version, logs: SparkLogs, begun: Rewind | None, *, replaceable: bool
+) -> Rewind:
+    """What to run again after the newest checkpoint, as far as Spark's log survived.
+
+    No result after the checkpoint counts. What can be run as it was is; after that Spark plans
+    anew, from the offsets of the checkpoint on. A sink that is not ``replaceable`` was given
+    batches only after their offsets were flushed, so none of those may be missing.
+    """
+    planned = logs.planned()
+    offsets: dict[Version, str] = {}
+    version = Version(start + 1)
+    while True:
+        if version in planned and logs.intact(version):
+            offsets[version] = logs.offsets(version)
+        elif begun is not None and version in begun.offsets:
+            offsets[version] = begun.offsets[version]
+        else:
+            break
+        version = Version(version + 1)
+    newest = max(planned, default=start)
+    purged = start < 0 and bool(planned) and planned[0] > 0 and newest >= _RETAINED
+    if purged or (not replaceable and newest > version):
+        raise StateMissing(
+            f"the state of version {newest} is lost with the machine's power; the newest whole "
+            f"checkpoint is of version {start}, and Spark's log does not have the offsets of batch "
+            f"{version} after it. Restore an older copy of the folder, or start in a new one"
+        )
+    return Rewind(Version(version - 1), offsets)

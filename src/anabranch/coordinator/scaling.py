@@ -40,11 +40,13 @@ class Scaling:
 
     def scale(self, operator: str, instances: int) -> None:
         """Divide an operator over so many instances, and wait until it is."""
+        self._coordinator.check_outside("scale()")
         with self._one_at_a_time:
             self._change(operator, lambda before: before.rescale(instances))
 
     def rebalance(self) -> None:
         """Move instances to the nodes that have fewer, if any has more than its share."""
+        self._coordinator.check_outside("rebalance()")
         running = self._coordinator.running
         if running.cluster is None:
             return

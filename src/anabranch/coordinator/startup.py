@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import posixpath
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from anabranch.backup.files import Files, FileStore
@@ -16,18 +19,25 @@ from anabranch.backup.manifests import Manifest, Manifests
 from anabranch.backup.peers import PeerStore
 from anabranch.backup.store import Backup, BackupStore
 from anabranch.backup.upstream import Upstream, holder
+from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import identity, rewind
 from anabranch.coordinator.checkpoints import Checkpoints
 from anabranch.coordinator.cluster import Cluster
-from anabranch.coordinator.commits import NOTHING, Commit, CommitLog
+from anabranch.coordinator.commits import NOTHING, Commit, CommitLog, times_of
 from anabranch.coordinator.coordinator import Running
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.identity import DriverLock, Identity
 from anabranch.coordinator.replay import stateful_before
 from anabranch.coordinator.rewind import Rewind
 from anabranch.coordinator.tables import HERE, Tables
-from anabranch.errors import CheckpointNotFound, PlanError, StoreError
+from anabranch.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    DidNotHappen,
+    PlanError,
+    StoreError,
+)
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.nodes.tickets import Secret
@@ -38,8 +48,9 @@ from anabranch.places import absolute, resolve
 from anabranch.places import is_local as is_on_disk
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
-from anabranch.spark.logs import SparkLogs
+from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.nodes import is_local
+from anabranch.spark.sinks.sink import Replaceable
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
 from anabranch.units import Version
@@ -48,6 +59,9 @@ _log = logging.getLogger("anabranch")
 _NODES_SECONDS = 60.0
 _HOLDERS_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
+_QUERY = "query.json"
+_OWN = frozenset({"commits", "events", "manifests", "parts", "spark"})
+"""The folders that a query has in its checkpoint folder."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ class Place:
         """Open a checkpoint folder, with the backups in it unless a store is given."""
         place = absolute(folder)
         files = Files(place)
-        log = FileStore(*resolve(place), flush=False)
+        log = FileStore(*resolve(place), flushed=False)
         given = None if state is None else str(Path(state).absolute())
         return cls(place, files.open(), log, files if backup is None else backup, given, tls)
 
@@ -82,25 +96,62 @@ class Place:
         """Where Spark keeps its own logs of the query."""
         return f"{self.folder}/spark"
 
+    @property
+    def lock(self) -> Path | None:
+        """The folder whose lock keeps other drivers away, if the folder is one of this machine."""
+        return Path(resolve(self.folder)[1]) if is_on_disk(self.folder) else None
+
+    def check(self) -> None:
+        """Refuse a folder among the files of another query, or with another query among its own.
+
+        Any other folder below the one of a query is safe: no query looks beyond its own files.
+        """
+        filesystem, folder = resolve(self.folder)
+
+        def is_query(path: str) -> bool:
+            found = filesystem.get_file_info(posixpath.join(path, _QUERY))
+            return bool(found.type == fs.FileType.File)
+
+        for own in sorted(_OWN):
+            if is_query(posixpath.join(folder, own)):
+                raise PlanError(
+                    f"{self.folder} cannot be a checkpoint folder: {own}/ in it is the one of "
+                    "another query; use another folder"
+                )
+        below = folder
+        while (above := posixpath.dirname(below)) not in ("", below):
+            if posixpath.basename(below) in _OWN and is_query(above):
+                raise PlanError(
+                    f"{self.folder} cannot be a checkpoint folder: it is among the files of the "
+                    f"query in {above}; use another folder"
+                )
+            below = above
+
 
 def identify(
     place: Place, bounds: Mapping[Stateful, Bound], instances: int
 ) -> tuple[Identity, dict[str, Routing]]:
     """The query as it was, or a new one, and how its operators are to be divided now."""
     operators = {bound.name: identity.describe(bound) for bound in bounds.values()}
+    asked = {bound.name: _instances(node, instances) for node, bound in bounds.items()}
+    place.check()
     before = identity.load(place.store)
     if before is None:
         routing = {
-            bound.name: Routing.even(node.key_groups, _instances(node, instances))
+            bound.name: Routing.even(node.key_groups, asked[bound.name])
             for node, bound in bounds.items()
         }
-        return Identity(identity.new_query(), 0, operators, routing), routing
+        new = Identity(identity.new_query(), 0, operators, routing, asked=asked, boot=boot_id())
+        return new, routing
     identity.compare(before, operators)
+    # What was scaled while the query ran stays so, until the program asks for something else.
     wanted = {
-        bound.name: before.routing[bound.name].rescale(_instances(node, instances))
-        for node, bound in bounds.items()
+        name: before.routing[name]
+        if before.asked[name] == asked[name]
+        else before.routing[name].rescale(asked[name])
+        for name in asked
     }
-    return before, wanted
+    return replace(before, asked=asked), wanted
 
 
 def _instances(node: Stateful, default: int) -> int:
@@ -120,8 +171,8 @@ def assemble(
 ) -> tuple[Running, DriverLock]:
     """Take the query over from whoever ran it last, and note that a new run has begun."""
     root = StateRoot(before.query, place.state)
-    lock = DriverLock(root.path())
-    now = replace(before, run=before.run + 1)
+    lock = DriverLock(place.lock or root.path())
+    now = replace(before, run=before.run + 1, backup=_elsewhere(place))
     identity.save(place.store, now)
     schemas = {bound.name: CheckpointSchema.of(bound.layout) for bound in bounds.values()}
     events = Events(place.log, now.run)
@@ -130,6 +181,8 @@ def assemble(
     else:
         cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls)
         tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
+    logs = SparkLogs(place.spark)
+    manifests = Manifests(place.store, parts)
     running = Running(
         query=before.query,
         plan=plan,
@@ -137,18 +190,47 @@ def assemble(
         routing=dict(routing),
         root=root,
         tables=tables,
-        checkpoints=Checkpoints(policy, Manifests(place.store, parts), schemas, tables, events),
+        checkpoints=Checkpoints(
+            policy, manifests, schemas, tables, events, partial(_secure, plan, logs)
+        ),
         commits=CommitLog(place.log),
-        logs=SparkLogs(place.spark),
+        logs=logs,
         events=events,
         local=is_on_disk(place.folder),
         fence=now.fence,
         cluster=cluster,
         placement=placing,
         movement=movement,
+        trusted=before.boot == boot_id() or not _volatile(place, plan),
     )
-    running.remember = partial(remember, place, running)
+    running.remember = partial(remember, place, running, now.asked)
     return running, lock
+
+
+def _volatile(place: Place, plan: Plan) -> bool:
+    """Whether something of the query is on disks of this machine, and not flushed at once."""
+    sinks = [output.sink for output in plan.outputs]
+    return is_on_disk(place.folder) or any(isinstance(s, Replaceable) and s.local for s in sinks)
+
+
+def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[str, Any]:
+    """Have results and Spark's logs up to a version on disk; what a manifest notes of them."""
+    try:
+        for output in plan.outputs:
+            if isinstance(output.sink, Replaceable):
+                output.sink.flush()
+        logs.flush(version)
+        return {"offsets": logs.offsets(version)}
+    except OSError as error:
+        raise DidNotHappen(f"the results up to version {version} are not flushed: {error}") from (
+            error
+        )
+
+
+def _elsewhere(place: Place) -> str | None:
+    """Where the checkpoint files are, if not in the checkpoint folder."""
+    uri = place.backup.uri if isinstance(place.backup, Files) else None
+    return None if uri == place.folder else uri
 
 
 def _on_one_machine(
@@ -172,7 +254,7 @@ def _on_one_machine(
         name: (HERE,) * max(of.instances, before.routing[name].instances)
         for name, of in routing.items()
     }
-    return Tables(bounds.values(), lambda host: bench, hosts), store
+    return Tables(before.query, bounds.values(), lambda host: bench, hosts), store
 
 
 def _on_nodes(
@@ -188,13 +270,13 @@ def _on_nodes(
     alive = _wait_for_nodes(cluster)
     placed = placing.place(instances, alive, before.placement)
     if not isinstance(place.backup, Upstream):
-        return Tables(bounds.values(), cluster.bench, placed), place.backup.open()
+        return Tables(before.query, bounds.values(), cluster.bench, placed), place.backup.open()
 
     def keeper(operator: str, instance: int) -> str:
         own = tables.placement[operator][instance]
         return holder(operator, instance, own, upstream_hosts(plan, operator, tables, cluster))
 
-    tables = Tables(bounds.values(), cluster.bench, placed, keeper)
+    tables = Tables(before.query, bounds.values(), cluster.bench, placed, keeper)
     return tables, PeerStore(cluster.stores)
 
 
@@ -235,11 +317,20 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
 
     Returns what then has to be run again, if anything.
     """
-    committed = running.commits.latest()
     begun = rewind.pending(place.store)
+    if not running.trusted:
+        return _recover_after_power_failure(place, running, before, begun)
+    manifests = running.checkpoints.manifests
+    committed = running.commits.latest()
+    saved = manifests.latest()
+    if saved is not None and saved.version > committed.version:
+        # Only what is committed is ever saved: the file of that commit is damaged.
+        committed = _commit_of(saved)
     target = max(committed.version, running.logs.committed())
     if begun is not None:
         target = max(target, begun.target)
+    elif target >= 0:
+        running.logs.check(target, committed.offsets if target == committed.version else None)
     in_place = begun is None and committed.version == target
     if running.cluster is not None:
         in_place = in_place and dict(before) == running.routing
@@ -249,51 +340,104 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
             if routing != before[name]:
                 running.tables.rescale(name, before[name], routing, target)
         running.committed = committed
-        newest = [v for v in running.checkpoints.manifests.versions() if v <= target]
-        running.checkpoints.reset(newest[-1] if newest else NOTHING.version, None)
+        newest = manifests.latest(upto=target)
+        running.checkpoints.reset(NOTHING.version if newest is None else newest.version, None)
         return None
     manifest = _restored(running, target)
-    stored = NOTHING.version if manifest is None else manifest.version
-    if manifest is None:
-        running.committed = NOTHING
-    else:
-        times = {name: tuple(seen) for name, seen in manifest.info["times"].items()}
-        running.committed = Commit(manifest.version, times)
-    running.checkpoints.reset(stored, _base(running, manifest, before))
+    _start_from(running, manifest, before)
+    stored = running.committed.version
     running.replay_until = target
     if stored == target and begun is None:
         return None
-    return rewind.plan(stored, target, running.logs, begun)
+    return rewind.plan(stored, target, running.logs, running.commits, begun)
 
 
-def _restored(running: Running, target: Version) -> Manifest | None:
+def _recover_after_power_failure(
+    place: Place, running: Running, before: Mapping[str, Routing], begun: Rewind | None
+) -> Rewind:
+    """Go back to the newest whole checkpoint: up to it, and no further, everything was flushed.
+
+    Results after it are taken back, and are made and delivered once more.
+    """
+    if running.cluster is not None:
+        _place(running, _wait_for_nodes(running.cluster))
+    manifest = _restored(running, None)
+    _start_from(running, manifest, before)
+    start = running.committed.version
+    sinks = [output.sink for output in running.plan.outputs]
+    replaceable = [sink for sink in sinks if isinstance(sink, Replaceable)]
+    again = rewind.plan_after_power_failure(
+        start, running.logs, begun, replaceable=len(replaceable) == len(sinks)
+    )
+    running.replay_until = start
+    running.events.add("power failure", restored=start, again=again.target - start)
+    _log.warning(
+        "The machine was started anew since the query ran: what was written after the checkpoint "
+        "of version %s may be incomplete. It is removed, and batches up to %s are run again.",
+        start,
+        again.target,
+    )
+    again.note(place.store)
+    running.commits.forget_after(start)
+    running.checkpoints.manifests.forget_after(start)
+    for sink in replaceable:
+        sink.take_back(running.query, start)
+    running.logs.forget_after(start)
+    running.logs.repair(start, None if manifest is None else manifest.info["offsets"])
+    return again
+
+
+def _commit_of(manifest: Manifest) -> Commit:
+    times = times_of(manifest.info["times"])
+    return Commit(manifest.version, times, digest(manifest.info["offsets"]))
+
+
+def _start_from(running: Running, manifest: Manifest | None, before: Mapping[str, Routing]) -> None:
+    """Count what was restored as committed and stored."""
+    running.committed = NOTHING if manifest is None else _commit_of(manifest)
+    running.checkpoints.reset(running.committed.version, _base(running, manifest, before))
+
+
+def _restored(running: Running, target: Version | None) -> Manifest | None:
     """Make all tables from the newest checkpoint that is whole; None: they are empty.
 
-    Nodes that keep backups may be gone with them, some only for a moment. Then older checkpoints
-    are taken, and in the end none: everything is run again, as far as Spark's log reaches.
+    A damaged checkpoint is passed over, and an event says so. Nodes that keep backups may be gone
+    with them, some only for a moment. Then older checkpoints are taken, and in the end none:
+    everything is run again, as far as Spark's log reaches.
     """
     manifests = running.checkpoints.manifests
     deadline = time.monotonic() + _HOLDERS_SECONDS
-    for version in reversed([v for v in manifests.versions() if v <= target]):
-        manifest = manifests.get(version)
-        while True:
-            try:
-                if running.cluster is not None:
-                    # Only nodes whose agents run can be asked for what they keep.
-                    running.cluster.prepare(sorted(running.cluster.alive()))
-                for name, routing in running.routing.items():
-                    running.tables.restore(name, routing, manifest.operators[name])
-                return manifest
-            except (CheckpointNotFound, StoreError) as error:
-                if running.cluster is None:
-                    raise
-                if time.monotonic() > deadline:
-                    _log.warning("the checkpoint of version %s is not whole: %s", version, error)
-                    break
-                time.sleep(_LOOK_SECONDS)
+    for version in reversed(manifests.versions()):
+        if target is not None and version > target:
+            continue
+        try:
+            manifest = manifests.get(version)
+            _restore(running, manifest, deadline)
+            return manifest
+        except CheckpointError as error:
+            _log.warning("The checkpoint of version %s is not whole: %s", version, error)
+            running.events.add("checkpoint damaged", version=version, reason=str(error)[:500])
     for name, routing in running.routing.items():
         running.tables.create(name, routing)
     return None
+
+
+def _restore(running: Running, manifest: Manifest, deadline: float) -> None:
+    """Make all tables from a checkpoint; nodes that do not answer are asked for a while."""
+    while True:
+        try:
+            if running.cluster is not None:
+                # Only nodes whose agents run can be asked for what they keep.
+                running.cluster.prepare(sorted(running.cluster.alive()))
+            for name, routing in running.routing.items():
+                running.tables.restore(name, routing, manifest.operators[name])
+            return
+        except (CheckpointNotFound, StoreError) as error:
+            if running.cluster is None:
+                raise
+            if time.monotonic() > deadline:
+                raise CheckpointNotFound(str(error)) from error
+            time.sleep(_LOOK_SECONDS)
 
 
 def _place(running: Running, alive: frozenset[str]) -> None:
@@ -302,20 +446,34 @@ def _place(running: Running, alive: frozenset[str]) -> None:
 
 
 def settle(place: Place, running: Running) -> None:
-    """Note how operators are divided now that their tables are; drop the old ones."""
+    """Note how operators are divided now that their tables are; drop what is of no use any more."""
     running.buffers.clear()
-    remember(place, running)
+    running.trusted = True
+    running.remember()
     alive = () if running.cluster is None else running.cluster.alive()
     running.tables.keep_only(running.routing, alive)
+    own = "" if isinstance(place.backup, Upstream) else f"{running.query}/"
+    try:
+        running.checkpoints.manifests.sweep(own)
+    except StoreError as error:
+        _log.info("Checkpoint files that nothing needs were not all removed: %s", error)
 
 
-def remember(place: Place, running: Running) -> None:
-    """Note how operators are divided, and where they are."""
+def remember(place: Place, running: Running, asked: Mapping[str, int]) -> None:
+    """Note how operators are divided, where they are, and that all of it is of this boot."""
     now = identity.load(place.store)
-    placed = {} if running.cluster is None else running.tables.placement
-    if now is None or (dict(now.routing), dict(now.placement)) == (running.routing, placed):
+    if now is None:
         return
-    identity.save(place.store, replace(now, routing=dict(running.routing), placement=placed))
+    placed = {} if running.cluster is None else running.tables.placement
+    then = replace(
+        now,
+        routing=dict(running.routing),
+        placement=placed,
+        asked=asked,
+        boot=boot_id() if running.trusted else now.boot,
+    )
+    if then != now:
+        identity.save(place.store, then)
 
 
 def _base(

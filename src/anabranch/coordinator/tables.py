@@ -26,17 +26,20 @@ HERE = ""
 class Tables:
     """One table per operator and instance, each on the host where the instance is placed.
 
-    ``benches`` gives the workbench of a host. ``holder`` says which host keeps the backups of an
-    instance, or None if they all go to the same store.
+    ``query`` is the id under which checkpoint files are stored. ``benches`` gives the workbench of
+    a host. ``holder`` says which host keeps the backups of an instance, or None if they all go to
+    the same store.
     """
 
     def __init__(
         self,
+        query: str,
         bounds: Iterable[Bound],
         benches: Callable[[str], Bench],
         placement: Mapping[str, Sequence[str]],
         holder: Callable[[str, int], str] | None = None,
     ) -> None:
+        self._query = query
         self._bounds = {bound.name: bound for bound in bounds}
         self._benches = benches
         self._holder = holder
@@ -44,7 +47,7 @@ class Tables:
 
     def placed(self, placement: Mapping[str, Sequence[str]]) -> Tables:
         """The same operators' tables, with instances on other hosts."""
-        return Tables(self._bounds.values(), self._benches, placement, self._holder)
+        return Tables(self._query, self._bounds.values(), self._benches, placement, self._holder)
 
     def folder(self, operator: str, routing: Routing) -> str:
         """Where a node has the tables of an operator, one folder each, named by instance.
@@ -217,9 +220,8 @@ class Tables:
         return self._benches(self.placement[operator][instance])
 
     def _under(self, operator: str, instance: int) -> str:
-        if self._holder is None:
-            return ""
-        return peer_name(self._holder(operator, instance), "")
+        own = f"{self._query}/"
+        return own if self._holder is None else peer_name(self._holder(operator, instance), own)
 
 
 def _each(work: Callable[[int], T] | Callable[[str], T], over: Sequence[object]) -> list[T]:

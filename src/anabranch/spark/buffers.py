@@ -1,7 +1,8 @@
 """Output buffers: the rows that were sent to an operator in a batch, kept to be sent again.
 
 They are Spark's own shuffle files, which stay for as long as their RDD is held. Sending them again
-is a job that reads them and skips the stages before. Letting go of the RDD trims the buffer.
+is a job that reads them and skips the stages before. Trimming a buffer removes its files; if they
+only waited for the driver's garbage collector, nodes would fill up before it runs.
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ class Buffer:
         )
         rdd = execution.ShuffledRowRDD(self._dependency, metrics, array)
         return frame_of(self._spark, rdd, self._schema)
+
+    def trim(self) -> None:
+        """Remove the files of the buffer on all nodes; it must not be used any more."""
+        cleaner = self._spark.sparkContext._jsc.sc().cleaner()
+        if cleaner.isDefined():
+            cleaner.get().doCleanupShuffle(self._shuffle, False)
 
     def _give_up(self, senders: Sequence[int]) -> None:
         """Let Spark believe that senders sent nothing: it would run their operators once more.

@@ -8,8 +8,11 @@ Arrow to Parquet in the Python worker that computed them.
 
 from __future__ import annotations
 
+import posixpath
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,9 +23,11 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from anabranch.places import resolve
+from anabranch.durable import flush
+from anabranch.places import is_local, resolve
 from anabranch.spark.sinks.sink import Delivery, PartWriter
 from anabranch.spark.types import arrow_schema
+from anabranch.units import Version
 
 _TEMPORARY = "_anabranch-"
 
@@ -33,6 +38,8 @@ class ParquetSink:
 
     path: str
     _pending: dict[str, str] = field(default_factory=dict, repr=False)
+    _unflushed: list[str] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"parquet {self.path}"
@@ -72,7 +79,40 @@ class ParquetSink:
             for name in _names(filesystem, folder):
                 if name.startswith(_prefix(delivery)) and name not in self._pending:
                     filesystem.delete_file(f"{folder}/{name}")
+        with self._lock:
+            self._unflushed += [f"{folder}/{final}" for final in self._pending]
         self._pending = {}
+
+    @property
+    def local(self) -> bool:
+        """Whether the folder is on a disk of this machine."""
+        return is_local(self.path)
+
+    def flush(self) -> None:
+        """Have all files that were given their names on disk, under these names."""
+        with self._lock:
+            files, self._unflushed = self._unflushed, []
+        if not files or not self.local:
+            return
+        for file in files:
+            with suppress(FileNotFoundError):  # somebody tidied up, as when files are compacted
+                flush(file)
+        folder = resolve(self.path)[1]
+        flush(folder)
+        flush(posixpath.dirname(folder))
+
+    def take_back(self, query: str, after: Version) -> None:
+        """Remove the files of later batches, and the unfinished ones."""
+        filesystem, folder = resolve(self.path)
+        if filesystem.get_file_info(folder).type == fs.FileType.NotFound:
+            return
+        for name in _names(filesystem, folder):
+            mine = name.removeprefix(_TEMPORARY).removeprefix(f"part-{query}-")
+            later = mine[:10].isdigit() and int(mine[:10]) > after
+            if name.startswith(f"{_TEMPORARY}part-{query}-") or (
+                name.startswith(f"part-{query}-") and later
+            ):
+                filesystem.delete_file(f"{folder}/{name}")
 
 
 def _prefix(delivery: Delivery) -> str:

@@ -64,6 +64,18 @@ class MemorySink:
             self._batches[delivery.version] = self._pending
         self._pending = None
 
+    @property
+    def local(self) -> bool:
+        """The rows are gone with the driver in any case."""
+        return False
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+    def take_back(self, query: str, after: Version) -> None:
+        """Forget the rows of later batches."""
+        self._batches = {v: rows for v, rows in self._batches.items() if v <= after}
+
     def table(self) -> pa.Table:
         """All committed rows, in the order of their batches."""
         if not self._batches:
@@ -90,3 +102,14 @@ class ConsoleSink:
 
     def commit(self, delivery: Delivery) -> None:
         """Printed already."""
+
+    @property
+    def local(self) -> bool:
+        """What was printed was printed."""
+        return False
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+    def take_back(self, query: str, after: Version) -> None:
+        """What was printed stays so."""

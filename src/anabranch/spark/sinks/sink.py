@@ -44,6 +44,28 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class Replaceable(Sink, Protocol):
+    """A sink whose newest batches can be taken back, and given again in another division.
+
+    Results of such a sink need not be flushed with every batch: after a power failure everything
+    after the newest checkpoint is taken back and computed again.
+    """
+
+    @property
+    def local(self) -> bool:
+        """Whether what was written last may be lost with the power of this machine."""
+        ...
+
+    def flush(self) -> None:
+        """Have everything that was committed so far on disk. Called beside the next batches."""
+        ...
+
+    def take_back(self, query: str, after: Version) -> None:
+        """Remove the results of a query's batches after a version."""
+        ...
+
+
+@runtime_checkable
 class PartSink(Sink, Protocol):
     """A sink that writes inside the task that produced the rows, without a detour over the JVM."""
 

@@ -1,0 +1,17 @@
+"""Waiting until a file is on its disk."""
+
+from __future__ import annotations
+
+import os
+
+
+def flush(path: str) -> None:
+    """Wait until a local file, or the names in a local folder, would outlast a power failure.
+
+    A file that was renamed, or made, needs this and its folder too: a name alone is no promise.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
