@@ -5,6 +5,7 @@ The results are those of a model in plain Python. ``FAULTS`` sets how many fault
 after it.
 """
 
+import itertools
 import json
 import os
 import random
@@ -20,11 +21,11 @@ from cluster.program import OPERATORS
 
 FAULTS = int(os.environ.get("FAULTS", "2"))
 LONG = FAULTS > 2
-FILES = 60 if LONG else 14
+FILES = 60 if LONG else 16
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
 _MOST = 25
 """Faults in one round."""
-_CALM = 2 if FAULTS <= 2 else 4
+_CALM = 4 if LONG else 1
 """Scales in a round that no fault disturbs: these have to happen."""
 KINDS = (
     "kill", "kill", "kill two", "kill all", "executor", "agent", "both", "worker",
@@ -40,15 +41,19 @@ def plan_of(chance: random.Random, faults: int) -> dict[str, Any]:
     kinds = list(KINDS)
     if backup == "upstream":  # the nodes have the backups of each other, and only they
         kinds = [kind for kind in kinds if kind not in ("kill two", "kill all", "everything")]
-    groups = rounds.groups(chance, FILES)
-    moments = sorted(chance.sample(range(1, FILES - 3), faults + _CALM))
+    # After a group, so that the query can get over one fault before the next.
+    ends: list[int] = []
+    while len(ends) < min(FAULTS, 8) + _CALM:
+        groups = rounds.groups(chance, FILES)
+        ends = [end - 1 for end in itertools.accumulate(groups) if end <= FILES - 3]
+    moments = sorted(chance.sample(ends, min(len(ends), faults + _CALM)))
     calm = chance.sample(moments, _CALM)
     acts: dict[str, list[str]] = {}
     instances = dict.fromkeys(OPERATORS, 2)
     for moment in moments:
         operator = chance.choice(OPERATORS)
         if moment in calm:
-            # One more than now, or one less: never as many as there are.
+            # Never as many as there are.
             instances[operator] = wanted = instances[operator] % 4 + 1
             acts[str(moment)] = [f"scale {operator} {wanted}"]
             continue

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anabranch.errors import PlanError
+
 Array = npt.NDArray[Any]
 
 SCHEMA = "at timestamp, kind int, id string, device int, amount bigint, note string"
@@ -38,6 +40,8 @@ QUIET = 40 * SECOND
 ACCOUNTS, DEVICES, REGIONS, SLOTS, IDS = 1_000_000, 20_000, 500, 10, 200_000
 _TRIP = 10 * SECOND
 _SHARES = {READING: 0.30, ORDER: 0.08, PING: 0.20, ACCOUNT: 0.35}
+_MOST_RATE = int(IDS / (_SHARES[PING] * (TTL + 20 * SECOND) / SECOND))
+"""With more, the ids of pings would come again while they are remembered."""
 _COPIES, _RIVALS = 0.05, 0.03
 _UNPAID, _PAID_TWICE = 0.25, 0.15
 
@@ -46,6 +50,8 @@ class Traffic:
     """Makes the rows. The same seed and the same calls give the same rows."""
 
     def __init__(self, seed: int, rate: int) -> None:
+        if not 100 <= rate <= _MOST_RATE:
+            raise PlanError(f"rate={rate}: between 100 and {_MOST_RATE} rows a second can be made")
         self._numbers = np.random.default_rng(seed)
         self._rate = rate
         self.clock = START
@@ -157,7 +163,8 @@ class Traffic:
         number = self._pings + np.arange(count)
         self._pings += count
         # Numbers come again, long after the time for which they are remembered.
-        ids = _texts("ping-", number % IDS, number % 17)
+        number %= IDS
+        ids = _texts("ping-", number, number % 17)
         amount = self._numbers.integers(0, 1000, count)
         return _table(at, PING, id=ids, amount=amount, note=self._trips(at))
 
