@@ -20,7 +20,7 @@ demo: setup ## word counts on a cluster that scales and loses a node (ARGS="" fo
 test: setup ## all tests and doctests (ARGS="-k topk" for some)
 	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),-m "not cluster" src tests)
 
-test-cluster: setup ## queries on a cluster whose nodes are killed, compared with undisturbed runs
+test-cluster: setup ## queries on a cluster whose nodes are killed, compared with a model in plain Python
 	$(PY) -m pytest -m cluster tests $(ARGS)
 
 lint: setup ## ruff: rules and format
@@ -36,7 +36,7 @@ types: setup ## mypy, strict
 
 check: lint types test ## everything a change must pass
 
-chaos: setup ## real kills at random moments, results compared (KILLS=100 FAULTS=200 SEED=)
+chaos: setup ## kills at random moments, compared with a model in plain Python (KILLS=100 FAULTS=200 SEED=)
 	KILLS=$(or $(KILLS),100) FAULTS=$(or $(FAULTS),200) $(PY) -m pytest tests/chaos -s
 
 bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")

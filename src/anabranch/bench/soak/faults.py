@@ -42,6 +42,7 @@ WEIGHTS = {
     "everything": 0.4,
 }
 """How often each comes, relative to the others."""
+OF_DRIVER = ("driver", "everything")
 
 
 @dataclass
@@ -52,6 +53,8 @@ class Faults:
     driver: Driver
     chance: random.Random
     between: tuple[float, float]
+    spares_driver: Callable[[], bool]
+    """Whether the driver is to be left alone for now."""
     say: Callable[[str], None]
     done: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -96,12 +99,17 @@ class Faults:
                 self._idle.clear()
                 if not self._wait(self.chance.uniform(*self.between)):
                     continue
-                kind = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-                self._do(kind)
+                self._do(self._choose())
         except BaseException as error:
             self.failure = error
         finally:
             self._idle.set()
+
+    def _choose(self) -> str:
+        weights = dict(WEIGHTS)
+        if self.spares_driver():
+            weights |= dict.fromkeys(OF_DRIVER, 0.0)
+        return self.chance.choices(list(weights), list(weights.values()))[0]
 
     def _wait(self, seconds: float) -> bool:
         """Wait so long; whether there is still something to be done."""

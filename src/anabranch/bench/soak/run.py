@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -101,7 +101,6 @@ class Soak:
     def __init__(self, plan: Plan, console: Console) -> None:
         self._plan, self._console = plan, console
         self._began = time.monotonic()
-        self._chance = random.Random(plan.seed)
         self._traffic = Traffic(plan.seed, plan.rate)
         self._work = plan.folder or Path(tempfile.mkdtemp(prefix="anabranch-soak-"))
         self._work.mkdir(parents=True, exist_ok=True)
@@ -109,6 +108,9 @@ class Soak:
         self._restarts: list[float] = []
         self._since, self._after = START, -1
         self._carried: list[Path] = []
+        self._taken: list[Path] = []
+        self._removable: list[Path] = []
+        self._reached = START
         self.verdict = Verdict(asdict(plan) | {"folder": str(self._work)}, machine(), versions())
 
     def run(self) -> Verdict:
@@ -137,7 +139,12 @@ class Soak:
             _MOST_LAG,
         )
         faults = Faults(
-            cluster, driver, random.Random(self._plan.seed + 2), self._plan.between, self._say
+            cluster,
+            driver,
+            random.Random(self._plan.seed + 2),
+            self._plan.between,
+            self._spares_driver,
+            self._say,
         )
         sampler = Sampler(
             cluster, self._work, lambda: driver.status, lambda: driver.starts, _SAMPLED
@@ -226,7 +233,7 @@ class Soak:
             for path in (self._work / "out" / name).glob("part-*.parquet"):
                 if int(path.name.split("-")[2]) <= order.version:
                     path.unlink()
-        for path in getattr(self, "_removable", ()):
+        for path in self._removable:
             path.unlink()
         self._removable = self._taken
 
@@ -247,7 +254,9 @@ class Soak:
                 f"{driver.status.get('version')}; the stacks are in {driver.log}"
             )
 
-    def _await(self, condition: Any, seconds: float, what: str, driver: Driver) -> None:
+    def _await(
+        self, condition: Callable[[], bool], seconds: float, what: str, driver: Driver
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -259,8 +268,12 @@ class Soak:
         watermark = driver.status.get("watermark")
         # While the driver starts nobody knows: then what was known before holds.
         if watermark is not None:
-            self._reached = max(getattr(self, "_reached", START), watermark + DELAY)
-        return (self._traffic.clock - getattr(self, "_reached", START)) / SECOND
+            self._reached = max(self._reached, watermark + DELAY)
+        return (self._traffic.clock - self._reached) / SECOND
+
+    def _spares_driver(self) -> bool:
+        """In the second third of the run, so that what the driver gains in a long life is seen."""
+        return 1 / 3 <= (time.monotonic() - self._began) / (self._plan.minutes * 60) < 2 / 3
 
     def _driver(self, cluster: LocalCluster) -> Driver:
         local = self._work / "local"
