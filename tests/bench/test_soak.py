@@ -224,7 +224,9 @@ def test_results_of_before_that_come_again_are_found(epoch: Order) -> None:
 
 
 def sampled(values: np.ndarray, name: str = "state bytes") -> list[dict[str, float]]:
-    return [{"at": 5.0 * n, "run": 1, name: value} for n, value in enumerate(values)]
+    return [
+        {"at": 5.0 * n, "run": 1, "query version": n, name: value} for n, value in enumerate(values)
+    ]
 
 
 def test_a_saw_tooth_is_flat_and_a_leak_is_not() -> None:
@@ -235,24 +237,35 @@ def test_a_saw_tooth_is_flat_and_a_leak_is_not() -> None:
     assert flat.flat
     (leak,) = growth.judge(sampled(tooth + at * 3e4))
     assert not leak.flat
-    assert leak.per_hour == pytest.approx(3e4 * 3600, rel=0.1)
+    assert leak.gained == pytest.approx(3e4 * 6600, rel=0.1)
+    # A query that does not run says nothing.
+    down = [sample | {"state bytes": 1e9} for sample in sampled(tooth)[700:]]
+    for sample in down:
+        del sample["query version"]
+    assert growth.judge(sampled(tooth)[:700] + down)[0].flat
 
 
 def test_the_driver_is_judged_in_its_longest_life() -> None:
     at = np.arange(0, 7200, 5)
     began = np.where(at < 1500, 0, np.where(at < 6000, 1500, 6000))
     samples = [
-        {"at": float(t), "run": float(b), "driver private": 1e8 + 5e4 * (t - b)}
+        {
+            "at": float(t),
+            "run": float(b),
+            "query version": 1.0,
+            "driver processes": 1.0,
+            "driver private": 1e8 + 5e4 * (t - b),
+        }
         for t, b in zip(at, began, strict=True)
     ]
     (found,) = growth.judge(samples)
     assert not found.flat, "every start would hide it"
-    assert found.per_hour == pytest.approx(5e4 * 3600, rel=0.05)
+    assert found.gained == pytest.approx(5e4 * (4500 - 300), rel=0.05)
 
 
 def test_too_few_samples_say_nothing() -> None:
     (found,) = growth.judge(sampled(np.arange(200.0)))
-    assert found.per_hour is None
+    assert found.gained is None
 
 
 def test_folders_and_processes_are_measured(tmp_path: Path) -> None:

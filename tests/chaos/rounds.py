@@ -38,13 +38,16 @@ class Seen:
     """What has happened in all rounds."""
 
     scales: int = 0
+    unchanged: int = 0
+    """Scales to as many instances as there were."""
     refused: int = 0
     events: Counter[str] = field(default_factory=Counter)
 
     def add(self, work: Path, source: Path, plan: dict[str, Any]) -> None:
         """Compare a round with the model, and take note of what it did."""
         model.check(work, source, ordered=plan["ordered"])
-        self.scales += runs.check_scales(work)
+        scales, unchanged = runs.check_scales(work)
+        self.scales, self.unchanged = self.scales + scales, self.unchanged + unchanged
         failures = json.loads((work / "failures.json").read_text())
         self.refused += sum(failure.startswith("scale") for failure in failures)
         events = json.loads((work / "events.json").read_text())

@@ -112,14 +112,16 @@ def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
         runs.run_anyhow(source, work, 2400, **plan)
         seen.add(work, source, plan)
         done, number = done + faults_in(work), number + 1
-        ordered += sum("scale" in act for acts in plan["acts"].values() for act in acts)
+        if not (work / "killed").exists():  # what a driver was at when it was killed is not noted
+            ordered += sum("scale" in act for acts in plan["acts"].values() for act in acts)
+            assert seen.scales + seen.unchanged + seen.refused >= ordered, "a scale came to nothing"
         failures = json.loads((work / "failures.json").read_text())
         print(
-            f"{done} faults in {number} rounds, {seen.scales} of {ordered} scales; "
+            f"{done} faults in {number} rounds, {seen.scales} scales, {seen.refused} refused; "
             f"nothing lost or repeated; refused: {failures}"
         )
         shutil.rmtree(work)
-    assert seen.scales >= number, f"of {ordered} scales only {seen.scales} happened"
+    assert seen.scales >= number, f"only {seen.scales} scales happened"
     if LONG:
         assert seen.scales >= seen.refused, f"{seen.refused} scales were refused"
         assert seen.events["merge"], f"no chain of checkpoints was merged: {seen.events}"

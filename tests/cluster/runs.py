@@ -140,15 +140,18 @@ def kill_after(source: Path, work: Path, line: str, **plan: Any) -> None:
     assert said is not None, f"it ended without {line!r}"
 
 
-def check_scales(work: Path) -> int:
-    """How many scales have happened: the routing and an event say so of each that was reported."""
+def check_scales(work: Path) -> tuple[int, int]:
+    """How many scales have happened, and how many had nothing to change.
+
+    The routing and an event say so of each that was reported as done.
+    """
     noted = work / "scales"
     scales = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
     changed = [scale for scale in scales if scale["wanted"] != scale["before"]]
     for scale in changed:
         assert scale["routed"] == scale["wanted"], f"{scale}: rows go to other instances"
         assert scale["told"] == [scale["wanted"]], f"{scale}: no event tells of it"
-    return len(changed)
+    return len(changed), len(scales) - len(changed)
 
 
 def results(work: Path) -> dict[str, pa.Table]:

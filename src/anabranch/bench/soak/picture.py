@@ -18,17 +18,21 @@ _PANELS: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "Resident memory, MiB, shared included": (_MIB, tuple(f"{role} rss" for role in _ROLES)),
     "Threads": (1, tuple(f"{role} threads" for role in _ROLES)),
     "Open files": (1, tuple(f"{role} open files" for role in _ROLES)),
+    "Private memory of the largest of a kind, MiB": (
+        _MIB, tuple(f"{role} largest" for role in _ROLES)),
     "Processes": (1, tuple(f"{role} processes" for role in (*_ROLES, "merge"))),
     "Shared memory of nodes, MiB": (
         _MIB, ("state bytes", "shuffle bytes", "logs of nodes bytes")),
     "Shared memory of nodes, files": (1, ("state files", "shuffle files", "logs of nodes files")),
-    "Checkpoint folder, MiB": (_MIB, ("checkpoint bytes", "checkpoint/spark bytes")),
-    "Checkpoint folder, files": (1, ("checkpoint files", "checkpoint/parts files",
+    "Checkpoint folder, MiB": (_MIB, ("checkpoint, ours bytes", "checkpoint/spark bytes")),
+    "Checkpoint folder, files": (1, ("checkpoint files", "checkpoint, ours files",
         "checkpoint/manifests files", "checkpoint/events files", "checkpoint/commits files",
         "checkpoint/spark files")),
     "Rows of state": (1, ("query state_rows",)),
     "Driver's heap after a collection, MiB": (_MIB, ("query heap",)),
     "Seconds a batch": (1, ("query batch_seconds",)),
+    "Input and output, files": (1, ("input files", "out files")),
+    "Driver's own folders, files": (1, ("driver's local files", "driver's state files")),
 }  # fmt: skip
 
 
@@ -44,7 +48,7 @@ def draw(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(plot.STYLE):
-        figure, axes = pyplot.subplots(4, 3, figsize=(17, 15), squeeze=False)
+        figure, axes = pyplot.subplots(5, 3, figsize=(17, 18.5), squeeze=False)
         for axis, (title, (unit, names)) in zip(axes.flat, _PANELS.items(), strict=True):
             for name in names:
                 _line(axis, samples, name, unit)

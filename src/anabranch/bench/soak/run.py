@@ -313,8 +313,8 @@ class Soak:
             verdict.growth.append(asdict(found) | {"flat": found.flat})
             if not found.flat:
                 verdict.problems.append(
-                    f"{found.series} grows by {found.per_hour:,.1f} an hour at a level of "
-                    f"{found.level:,.1f}; {found.allowed:,.1f} are allowed"
+                    f"{found.series} gained {found.gained:,.1f} in {found.minutes:.0f} minutes at "
+                    f"a level of {found.level:,.1f}; {found.allowed:,.1f} are allowed"
                 )
         self._say(
             f"backlogs: {feeder.backlogs}; the feeder waited {feeder.waited:.0f} s for the query"
@@ -347,13 +347,13 @@ def _report(verdict: Verdict, console: Console) -> None:
     console.print(f"done: {done}; restarts of the driver: {verdict.restarts}")
     console.print(f"refused: {verdict.refused or 'nothing'}; events: {verdict.events}")
     console.print(f"scales that happened, by routing and event: {verdict.scales}")
-    judged = [each for each in verdict.growth if each["per_hour"] is not None]
-    unclear = [each["series"] for each in verdict.growth if each["per_hour"] is None]
+    judged = [each for each in verdict.growth if each["gained"] is not None]
+    unclear = [each["series"] for each in verdict.growth if each["gained"] is None]
     flat = [each for each in judged if each["flat"]]
     console.print(
         f"growth after the first ten minutes: {len(flat)} of {len(judged)} series flat "
-        f"(at most {growth.TOLERANCE:.0%} of the level an hour, or the least that is allowed)"
-        + (f"; too short to say: {len(unclear)}" if unclear else "")
+        f"(a gain of at most {growth.TOLERANCE:.0%} of the level, or the least that is allowed)"
+        + (f"; too short to say: {', '.join(unclear)}" if unclear else "")
     )
     for problem in verdict.problems:
         console.print(f"WRONG: {problem[:2000]}", markup=False)

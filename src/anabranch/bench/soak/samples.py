@@ -88,6 +88,8 @@ class Sampler:
         checkpoint = self.work / "checkpoint"
         if checkpoint.exists():
             found |= _named("checkpoint", [checkpoint])
+            ours = [part for part in checkpoint.iterdir() if part.name != "spark"]
+            found |= _named("checkpoint, ours", ours)
             for part in sorted(checkpoint.iterdir()):
                 if part.is_dir():
                     found |= _named(f"checkpoint/{part.name}", [part])
@@ -106,6 +108,8 @@ def processes(folder: Path) -> Sample:
             for what, value in measured.items():
                 name = f"{role} {what}"
                 totals[name] = totals.get(name, 0.0) + value
+            largest = f"{role} largest"
+            totals[largest] = max(totals.get(largest, 0.0), measured["private"])
     return totals
 
 
