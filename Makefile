@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos damage flood bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean
+.PHONY: help setup demo test test-cluster lint format types check chaos damage flood bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ demo: setup ## word counts on a cluster that scales and loses a node (ARGS="" fo
 test: setup ## all tests and doctests (ARGS="-k topk" for some)
 	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),-m "not cluster" src tests)
 
-test-cluster: setup ## queries on a cluster whose nodes are killed, compared with undisturbed runs
+test-cluster: setup ## queries on a cluster whose nodes are killed, compared with a model in plain Python
 	$(PY) -m pytest -m cluster tests $(ARGS)
 
 lint: setup ## ruff: rules and format
@@ -36,7 +36,7 @@ types: setup ## mypy, strict
 
 check: lint types test ## everything a change must pass
 
-chaos: setup ## real kills at random moments, results compared (KILLS=100 FAULTS=200 SEED=)
+chaos: setup ## kills at random moments, compared with a model in plain Python (KILLS=100 FAULTS=200 SEED=)
 	KILLS=$(or $(KILLS),100) FAULTS=$(or $(FAULTS),200) $(PY) -m pytest tests/chaos -s
 
 damage: setup ## files of checkpoint folders damaged in every way (DAMAGE=100000 SEED=)
@@ -64,6 +64,11 @@ bench-topk: setup ## rankings every 30 s from 18 sources that do not wait
 bench-lrb: setup ## Linear Road at the pace of the clock (ARGS="--xways 350 --warm 7 --check")
 	@mkdir -p results
 	$(BIN)/anabranch bench lrb --json results/lrb.json --plot results/lrb.png $(ARGS)
+
+soak: setup ## hours under faults, compared with DuckDB, growth drawn (MINUTES=120 SEED=)
+	@mkdir -p results
+	$(BIN)/anabranch bench soak --minutes $(or $(MINUTES),120) $(if $(SEED),--seed $(SEED)) \
+	  --json results/soak.json --plot results/soak.png $(ARGS)
 
 lock: setup ## resolve the dependencies again and write requirements.lock
 	`scripts/setup --print-uv` pip compile pyproject.toml --universal --generate-hashes \

@@ -1,12 +1,17 @@
-"""A query of three stateful operators on a cluster, with faults on the way.
+"""A query of five stateful operators, on one machine or on a cluster, with faults on the way.
 
 Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
-"seconds": 0.5, "acts": {"5": ["kill 0", "scale users 3"]}}. What is under a number is done after
-that batch was committed: ``kill N ...`` the N-th node in use, and others with it, ``kill all``,
-``executor N``, ``agent N``, ``both N``, the Python ``worker N``, ``everything`` with the driver
-(once: WORK/killed says that it was), ``add`` and wait for it, ``start`` another node, ``retire``
-an idle executor, ``wait N`` for N nodes, ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with
-``~`` before it in a thread of its own, while batches run. Results are in WORK/out and WORK/state.
+"seconds": 0.5, "groups": [1, 4, 1], "acts": {"5": ["kill 0", "scale users 3"]}}. Files are given to
+the stream in groups, a group once everything before it is committed; without ``groups`` one by one.
+What is under a number is done when the file with that number was committed: ``kill N ...`` the N-th
+node in use, and others with it, ``kill all``, ``executor N``, ``agent N``, ``both N``, the Python
+``worker N``, ``everything`` with the driver (once: WORK/killed says that it was), ``add`` and wait
+for it, ``start`` another node, ``retire`` an idle executor, ``wait N`` for N nodes,
+``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
+while batches run.
+Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
+
+Without nodes it runs on this machine with its state in WORK/memory.
 """
 
 import json
@@ -28,25 +33,26 @@ from anabranch.query.running import RunningQuery
 
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For processes that do not live long enough for an optimising compiler to be worth its while."""
-OPERATORS = ("users", "cities", "sizes")
+OPERATORS = ("users", "cities", "sizes", "once", "windows")
+SCHEMA = "at timestamp, user string, city int, fare double, cents bigint, ride string"
+DELAY, TTL, WINDOW = 2, 4, 3
+"""Seconds of event time: of the watermark, of a ride's id, of a window."""
 
 
-def build(spark, work: Path, *, ordered: bool) -> ab.Query:
-    rides = (
-        spark.readStream.schema("at timestamp, user string, city int, fare double")
-        .option("maxFilesPerTrigger", 1)
+def build(spark, work: Path, *, ordered: bool, files: int) -> ab.Query:
+    """``ordered``: with results that depend on the order of rows; ``files`` at most in a batch."""
+    rides = ab.stream(
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", files)
         .parquet(str(work / "feed"))
     )
-    per_user = (
-        ab.stream(rides)
-        .key_by("user")
-        .aggregate(
-            name="users",
-            n=ab.count(),
-            spent=ab.sum("fare"),
-            city=ab.last("city"),
-            most=ab.max("fare"),
-        )
+    per_user = rides.key_by("user").aggregate(
+        name="users",
+        n=ab.count(),
+        # Sums of floating-point numbers depend on the order as well.
+        spent=ab.sum("fare" if ordered else "cents"),
+        city=ab.last("city") if ordered else ab.max("city"),
+        most=ab.max("fare"),
     )
     per_city = (
         per_user.transform(lambda df: df.where(F.col("n") % 3 != 0))
@@ -63,10 +69,19 @@ def build(spark, work: Path, *, ordered: bool) -> ab.Query:
     per_size = per_city.key_by("updates").aggregate(
         name="sizes", n=ab.count(), highest=ab.max("top")
     )
-    return ab.query(
-        per_user.to_parquet(work / "out" / "users"),
-        per_size.to_parquet(work / "out" / "sizes"),
+    delay = f"{DELAY} seconds"
+    once = (
+        rides.transform(lambda df: df.select("ride", "at", "user", "cents"))
+        .key_by("ride")
+        .deduplicate(name="once", ttl=f"{TTL} seconds", on="at", watermark=delay)
     )
+    windows = (
+        once.key_by("user")
+        .window(ab.tumbling(f"{WINDOW} seconds", on="at"), watermark=delay)
+        .aggregate(name="windows", n=ab.count(), cents=ab.sum("cents"))
+    )
+    sinks = {"users": per_user, "sizes": per_size, "once": once, "windows": windows}
+    return ab.query(*(each.to_parquet(work / "out" / name) for name, each in sinks.items()))
 
 
 class Acts:
@@ -93,7 +108,7 @@ class Acts:
     def _act(self, what: str, *how: str) -> None:
         print("act", what, *how, flush=True)
         if what == "scale":
-            self.query.scale(how[0], int(how[1]))
+            self._scale(how[0], int(how[1]))
         elif what == "rebalance":
             self.query.rebalance()
         elif what == "checkpoint":
@@ -124,6 +139,22 @@ class Acts:
             }[what]
             for host in sorted(chosen):
                 fault(host)
+
+    def _scale(self, operator: str, wanted: int) -> None:
+        """Scale, and note what is to be seen of it: the routing, and an event."""
+        before = self.query.routing[operator].instances
+        self.query.scale(operator, wanted)
+        told = [
+            event.details["after"]
+            for event in self.query.events
+            if event.kind == "scale"
+            and event.details["operator"] == operator
+            and "error" not in event.details
+        ]
+        routed = self.query.routing[operator].instances
+        seen = {"operator": operator, "before": before, "wanted": wanted}
+        with (self.work / "scales").open("a") as file:
+            file.write(json.dumps({**seen, "routed": routed, "told": told[-1:]}) + "\n")
 
     def _await(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -197,26 +228,19 @@ def main() -> None:
 
 
 def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
-    backup = ab.Upstream() if plan.get("backup") == "upstream" else None
-    query = build(spark, work, ordered=plan.get("ordered", False)).start(
+    groups = plan.get("groups")
+    query = build(spark, work, ordered=plan.get("ordered", False), files=3 if groups else 1).start(
         work / "checkpoint",
         checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),
-        backup=backup,
+        backup=ab.Upstream() if plan.get("backup") == "upstream" else None,
         instances=plan.get("instances", 2),
         placement=ab.Even(pool=plan.get("pool", 0)),
         movement=ab.FromCheckpoint(plan.get("parallelism", 1)),
         tls=ab.Tls(*plan["tls"]) if "tls" in plan else None,
+        state_folder=work / "memory" if plan["nodes"] == 0 else None,
     )
     acts = Acts(cluster, query, work)
-    before = query.version
-    for version, file in enumerate(sorted(source.iterdir())):
-        if not (work / "feed" / file.name).exists():
-            os.link(file, work / "feed" / file.name)
-        while query.version < version:
-            query.await_termination(0.01)
-        print(f"committed {version}", flush=True)
-        for act in plan.get("acts", {}).get(str(version), []) if version > before else ():
-            acts.do(act)
+    feed(query, acts, source, work, plan)
     acts.wait()
     (work / "state").mkdir(exist_ok=True)
     for operator in OPERATORS:
@@ -226,6 +250,32 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     (work / "failures.json").write_text(json.dumps(acts.failures))
     query.stop()
     print("done", flush=True)
+
+
+def feed(query: RunningQuery, acts: Acts, source: Path, work: Path, plan: dict) -> None:
+    """Give the files to the stream, and do what is to be done after each group."""
+    files = sorted(source.iterdir())
+    groups = plan.get("groups") or [1] * len(files)
+    noted = work / "committed"
+    before = int(noted.read_text()) if noted.exists() else -1
+    last = -1
+    for count in groups:
+        first, last = last + 1, last + count
+        for file in files[first : last + 1]:
+            if not (work / "feed" / file.name).exists():
+                os.link(file, work / "feed" / file.name)
+        if plan.get("groups"):
+            query.process_all_available()
+        else:
+            # One file is one batch: the next is not there before this one is committed.
+            while query.version < last:
+                query.await_termination(0.01)
+        print(f"committed {last}", flush=True)
+        if last > before:
+            noted.write_text(str(last))
+            for number in range(first, last + 1):
+                for act in plan.get("acts", {}).get(str(number), []):
+                    acts.do(act)
 
 
 if __name__ == "__main__":

@@ -12,29 +12,66 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cluster import model
+
 PROGRAM = Path(__file__).with_name("program.py")
-OUTPUTS = {"users": "user", "sizes": "updates"}
-STATES = {**OUTPUTS, "cities": "city"}
+OUTPUTS = {
+    "users": ("user",),
+    "sizes": ("updates",),
+    "once": ("ride", "at"),
+    "windows": ("user", "window_start"),
+}
+STATES = {
+    "users": ("user",),
+    "sizes": ("updates",),
+    "cities": ("city",),
+    "once": ("ride",),
+    "windows": ("user", "window_start"),
+}
 
 
-def make_input(folder: Path, seed: int, files: int, rows: int = 400) -> Path:
+def make_input(
+    folder: Path, seed: int, files: int, rows: int = 400, bursts: dict[int, int] | None = None
+) -> Path:
+    """Files of a second of event time each. ``bursts`` says which have more rows, and how many.
+
+    Rides have texts of all lengths as ids. A few come again: as they are in the next file, or
+    with other values behind them in the same one.
+    """
     folder.mkdir(parents=True)
     numbers = np.random.default_rng(seed)
+    before = _rides(numbers, 0, 0, 0)
+    known = 0
     for file in range(files):
-        start = 1_700_000_000_000_000 + file * 1_000_000
-        table = pa.table(
-            {
-                "at": pa.array(start + np.arange(rows), pa.timestamp("us", tz="UTC")),
-                "user": [f"user-{n}" for n in numbers.zipf(1.3, rows) % 300],
-                "city": pa.array(numbers.integers(0, 20, rows), pa.int32()),
-                "fare": numbers.gamma(2.0, 7.5, rows),
-            }
-        )
+        count = (bursts or {}).get(file, rows)
+        fresh = _rides(numbers, file, known, count)
+        known += count
+        rivals = fresh.take(pa.array(np.flatnonzero(numbers.random(count) < 0.02)))
+        rivals = rivals.set_column(4, "cents", pa.array(numbers.integers(0, 9999, len(rivals))))
+        copies = before.take(pa.array(np.flatnonzero(numbers.random(len(before)) < 0.05)))
         path = folder / f"{file:04d}.parquet"
-        pq.write_table(table, path)
+        pq.write_table(pa.concat_tables([fresh, copies, rivals]), path)
         # The file source takes files in the order of their times.
         os.utime(path, (1_700_000_000 + file, 1_700_000_000 + file))
+        before = fresh
     return folder
+
+
+def _rides(numbers: np.random.Generator, file: int, first: int, count: int) -> pa.Table:
+    start = 1_700_000_000_000_000 + file * 1_000_000
+    fare = numbers.gamma(2.0, 7.5, count)
+    users = numbers.zipf(1.3, count) % 300
+    rides = first + np.arange(count)
+    return pa.table(
+        {
+            "at": pa.array(start + np.arange(count), pa.timestamp("us", tz="UTC")),
+            "user": pa.array([f"user-{n}" + "~" * (n % 31) for n in users.tolist()], pa.string()),
+            "city": pa.array(numbers.integers(0, 20, count), pa.int32()),
+            "fare": fare,
+            "cents": pa.array((fare * 100).astype(np.int64)),
+            "ride": pa.array([f"{n:x}" + "-" * (n * 7 % 45) for n in rides.tolist()], pa.string()),
+        }
+    )
 
 
 def make_certificate(folder: Path, hosts: int = 20) -> list[str]:
@@ -52,8 +89,13 @@ def make_certificate(folder: Path, hosts: int = 20) -> list[str]:
 
 
 def run(source: Path, work: Path, timeout: float = 400, **plan: Any) -> list[dict[str, Any]]:
-    """Run the program to its end; the events of the query. All that it was told to do succeeds."""
+    """Run the program to its end; the events of the query. All that it was told to do succeeds.
+
+    Its results are compared with those of the model.
+    """
     run_anyhow(source, work, timeout, **plan)
+    model.check(work, source, ordered=plan.get("ordered", False))
+    check_scales(work)
     failures = json.loads((work / "failures.json").read_text())
     assert failures == [], failures
     events: list[dict[str, Any]] = json.loads((work / "events.json").read_text())
@@ -98,24 +140,40 @@ def kill_after(source: Path, work: Path, line: str, **plan: Any) -> None:
     assert said is not None, f"it ended without {line!r}"
 
 
+def check_scales(work: Path) -> tuple[int, int]:
+    """How many scales have happened, and how many had nothing to change.
+
+    The routing and an event say so of each that was reported as done.
+    """
+    noted = work / "scales"
+    scales = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+    changed = [scale for scale in scales if scale["wanted"] != scale["before"]]
+    for scale in changed:
+        assert scale["routed"] == scale["wanted"], f"{scale}: rows go to other instances"
+        assert scale["told"] == [scale["wanted"]], f"{scale}: no event tells of it"
+    return len(changed), len(scales) - len(changed)
+
+
 def results(work: Path) -> dict[str, pa.Table]:
     """Everything the query has made: all rows of every output, batch by batch, and its state."""
     found = {}
-    for name, key in OUTPUTS.items():
+    for name, keys in OUTPUTS.items():
         tables = []
         for file in sorted((work / "out" / name).glob("part-*.parquet")):
             rows = pq.read_table(file)
             # Names are part-<query>-<version>-<partition>.
             batch = [int(file.name.split("-")[2])] * rows.num_rows
             tables.append(rows.append_column("batch", pa.array(batch, pa.int64())))
-        order = [("batch", "ascending"), (key, "ascending")]
+        order = [(name, "ascending") for name in ("batch", *keys)]
         found[f"output of {name}"] = pa.concat_tables(tables).sort_by(order)
-    for name, key in STATES.items():
-        found[f"state of {name}"] = pq.read_table(work / "state" / f"{name}.parquet").sort_by(key)
+    for name, keys in STATES.items():
+        table = pq.read_table(work / "state" / f"{name}.parquet")
+        found[f"state of {name}"] = table.sort_by([(key, "ascending") for key in keys])
     return found
 
 
 def same(work: Path, undisturbed: Path) -> None:
+    """Equal to a run of the same program in which nothing happened, the order of rows included."""
     expected = results(undisturbed)
     for what, table in results(work).items():
         assert table.equals(expected[what]), f"{what} of {work} differs"

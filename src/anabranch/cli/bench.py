@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -180,6 +181,33 @@ def bench_lrb(
     _written(result, console, json_file)
     if plot is not None:
         console.print(f"written: {plot}")
+
+
+@bench.command("soak")
+@click.option("--minutes", default=120.0, show_default=True, help="How long.")
+@click.option("--seed", type=int, help="Of input and faults; drawn and printed if not given.")
+@click.option("--rate", default=2_500, show_default=True, help="Rows a second.")
+@click.option("--compare", default=10.0, show_default=True, help="Minutes between comparisons.")
+@click.option("--folder", type=_PATH, help="A new folder to work in, which stays.")
+@click.option("--plot", type=_FILE, help="Draw what was sampled as a PNG here.")
+@click.option("--json", "json_file", type=_FILE, help="Write all that was seen here.")
+def bench_soak(
+    minutes: float,
+    seed: int | None,
+    rate: int,
+    compare: float,
+    folder: Path | None,
+    plot: Path | None,
+    json_file: Path | None,
+) -> None:
+    """A cluster under faults for hours, compared with a batch computation by DuckDB."""
+    from anabranch.bench.soak.run import Plan, soak
+
+    console = _console(plot)
+    chosen = random.SystemRandom().randrange(10**6) if seed is None else seed
+    plan = Plan(minutes, chosen, rate, compare, folder=folder)
+    if not soak(plan, console, json_file, plot):
+        raise SystemExit(1)
 
 
 def _console(plot: Path | None) -> Console:
