@@ -197,9 +197,11 @@ class SparkLogs:
         """Refuse files that do not have the checksums that Hadoop wrote: Spark does not look."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         for info in self._fs.get_file_info(selector):
-            if info.type == fs.FileType.File and info.base_name.endswith(_SUMS):
-                folder = posixpath.dirname(info.path)
-                path = posixpath.join(folder, info.base_name[1 : -len(_SUMS)])
+            name = info.base_name[1 : -len(_SUMS)]
+            # What is not finished has another name, and is read by nobody.
+            finished = name == "metadata" or _ENTRY.fullmatch(name)
+            if info.base_name.endswith(_SUMS) and finished:
+                path = posixpath.join(posixpath.dirname(info.path), name)
                 if self._exists(path) and not _fits(self._read(path), self._read(info.path)):
                     raise CheckpointCorrupt(
                         f"{path}: its bytes are not the ones that Spark wrote; restore the file, "
