@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from anabranch.errors import CheckpointCorrupt, Fenced
@@ -29,6 +30,11 @@ def make(context: dict[str, Any], vault: Vault) -> Actions:
             node.put(request["name"], bytes(1 << 20))
         return {}
 
+    def temporary(request: dict[str, Any]) -> dict[str, Any]:
+        folder = tempfile.mkdtemp()
+        Path(folder, "file").write_text("x")
+        return {"name": folder}
+
     return {
         "echo": lambda request: {"context": context, "request": request},
         "names": lambda request: {"names": list(vault.list())},
@@ -36,7 +42,7 @@ def make(context: dict[str, Any], vault: Vault) -> Actions:
         "odd": lambda request: {"x": object()},
         "sleep": lambda request: time.sleep(request["seconds"]) or {},
         "pass_on": pass_on,
-        "temporary": lambda request: {"name": tempfile.mkdtemp()},
+        "temporary": temporary,
         "print": lambda request: print(("x" * 99 + "\n") * request["times"]) or {},
     }
 
