@@ -37,7 +37,7 @@ from anabranch.spark.jobs import Jobs, tagged
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.reports import Report, Reports
-from anabranch.spark.session import tune
+from anabranch.spark.session import chose_partitions, tune
 from anabranch.spark.shuffle import Router
 from anabranch.spark.sinks.sink import Delivery, Replaceable
 from anabranch.spark.task import CaptureOrder, OperatorTask
@@ -120,6 +120,8 @@ class Coordinator:
         self._unflushed_sinks = not all(
             isinstance(output.sink, Replaceable) for output in running.plan.outputs
         )
+        # Asked of the user's session: in the query's own Spark sets what it noted at its start.
+        self._chose_partitions = chose_partitions(spark)
         self._tuned: SparkSession | None = None
         self._computed_first = read_in_part(running.plan)
         self.routers: dict[Stateful, Router | PackedRouter] = {}
@@ -179,7 +181,12 @@ class Coordinator:
                 f"Spark is at batch {version}, the last committed one is {committed}"
             )
         if self._tuned is not frame.sparkSession:
-            tune(frame.sparkSession, narrow=self._narrow, local=self.running.cluster is None)
+            tune(
+                frame.sparkSession,
+                narrow=self._narrow,
+                local=self.running.cluster is None,
+                partitions=self._partitions(),
+            )
             self._tuned = frame.sparkSession
         started = time.perf_counter()
         replayed = version <= self.running.replay_until
@@ -195,6 +202,13 @@ class Coordinator:
         self._trim()
         self._record(version, reports.values(), seconds, attempts, at)
         self._first = False
+
+    def _partitions(self) -> int | None:
+        """How many partitions a shuffle inside a transform has, unless the user has said so."""
+        if self._chose_partitions:
+            return None
+        instances = [routing.instances for routing in self.running.routing.values()]
+        return max(self._context.defaultParallelism, *instances, 1)
 
     def _tried(
         self, frame: DataFrame, version: Version

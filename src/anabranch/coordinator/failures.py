@@ -35,6 +35,7 @@ _LOST_WORKER = (
     "Broken pipe",
     "ExecutorLostFailure",
     "FetchFailed",
+    "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
     "part of cancelled job tags",
     "has failed the maximum allowable number of times",
 )

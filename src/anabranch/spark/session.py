@@ -29,11 +29,19 @@ _ON_ONE_MACHINE = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 _ON_A_CLUSTER = {
-    # An instance runs where its state is, even if it has to wait for the node, and even if another
-    # node has most of the rows.
-    "spark.locality.wait": "30s",
+    # An instance runs where its state is, however long it has to wait for the node, and even if
+    # another node has most of the rows. Jobs whose node is lost are ended by the coordinator.
+    "spark.locality.wait": "365d",
     "spark.shuffle.reduceLocality.enabled": "false",
 }
+_LEAST_WAIT_MS = 3_600_000
+_EXCLUDING = (
+    "spark.excludeOnFailure.enabled",
+    "spark.excludeOnFailure.application.enabled",
+    "spark.excludeOnFailure.taskAndStage.enabled",
+    "spark.blacklist.enabled",
+)
+_PARTITIONS = "spark.sql.shuffle.partitions"
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -70,20 +78,50 @@ def check(spark: SparkSession) -> None:
         )
     if is_local(spark):
         return
+    _check_cluster(spark)
+
+
+def _check_cluster(spark: SparkSession) -> None:
     if spark.sparkContext.getConf().get("spark.shuffle.reduceLocality.enabled", "true") != "false":
         raise PlanError(
             "spark.shuffle.reduceLocality.enabled is on: tasks would run where their rows are, and "
             "not where their state is. Start the session with anabranch.session(master), or set it "
             "to false before the session starts"
         )
+    conf = spark.sparkContext._jsc.sc().conf()
+    name = "spark.locality.wait.node"
+    if not conf.contains(name):
+        name = "spark.locality.wait"
+    if conf.getTimeAsMs(name, "3s") < _LEAST_WAIT_MS:
+        raise PlanError(
+            f"{name} is {conf.get(name, '3s')}: a task that waits for its node for longer would be "
+            "run on another one, where its state is not. Start the session with "
+            f"anabranch.session(master), or set {name}=365d before the session starts"
+        )
+    for name in _EXCLUDING:
+        if conf.get(name, "false") == "true":
+            raise PlanError(
+                f"{name} is on: a node that Spark excludes may be the only one that has some "
+                f"state, and its tasks would wait for ever. Set {name}=false before the session "
+                "starts"
+            )
 
 
-def tune(spark: SparkSession, *, narrow: bool, local: bool) -> None:
+def chose_partitions(spark: SparkSession) -> bool:
+    """Whether the user has said how many partitions a shuffle has."""
+    return bool(spark._jsparkSession.sessionState().conf().contains(_PARTITIONS))
+
+
+def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | None = None) -> None:
     """Set what every batch of a query needs, on the session that belongs to the query alone.
 
     ``narrow`` says that no column has values of variable size, ``local`` that the driver runs all
-    tasks itself.
+    tasks itself. ``partitions`` is how many a shuffle has where a transform needs one; without it
+    they stay as they are.
     """
+    if partitions is not None:
+        # Without an adaptive plan the default of 200 would stay, most of them without a row.
+        spark.conf.set(_PARTITIONS, partitions)
     # An adaptive plan would coalesce partitions that are instances of an operator.
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     # A limit in bytes makes Spark add up the size of the batch after every row, which takes a
