@@ -71,7 +71,7 @@ class Checkpoints:
         self._batches = 0
         self._forced = False
         self._secure = secure
-        self._strays: list[str] = []
+        self._strays: set[str] = set()
         """Files that were stored, and that no manifest names."""
         self._waiting = 0
         self._idle = threading.Condition()
@@ -203,7 +203,7 @@ class Checkpoints:
                 for instance, file in files.items():
                     part = self._again(partial(self._tables.store, name, instance, file))
                     parts.setdefault(name, []).append(part)
-                    self._strays.append(part.name)
+                    self._strays.add(part.name)
             self._publish(taken.commit, parts, noted)
             stored = [part for of in parts.values() for part in of]
             details["bytes"] = sum(part.bytes for part in stored)
@@ -235,10 +235,10 @@ class Checkpoints:
         manifest = Manifest(commit.version, operators, {"times": commit.times, **noted})
         self._again(lambda: self.manifests.put(manifest))
         self._stored = commit.version
-        self._strays = [name for name in self._strays if name not in manifest.files]
+        self._strays -= manifest.files
         if self._shortening.idle:  # a merge reads files that may be needed for nothing else
             self._again(lambda: self.manifests.prune(retain=self._retain, also=self._strays))
-            self._strays = []
+            self._strays.clear()
 
     def _merged(self) -> Mapping[str, list[Part]]:
         """Files that take the place of many."""
@@ -252,7 +252,9 @@ class Checkpoints:
     def _merge(
         self, operator: str, instance: int, saved: OperatorManifest, stopped: threading.Event
     ) -> Part:
-        return self._again(lambda: self._tables.shorten(operator, instance, saved, stopped))
+        part = self._again(lambda: self._tables.shorten(operator, instance, saved, stopped))
+        self._strays.add(part.name)
+        return part
 
     def _again(self, operation: Callable[[], T]) -> T:
         return again(operation, self._hurry)

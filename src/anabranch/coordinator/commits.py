@@ -57,7 +57,7 @@ class CommitLog:
     the newest manifest, which is flushed, and only after the results up to its version are.
     """
 
-    def __init__(self, store: BackupStore, *, keep: int = 200) -> None:
+    def __init__(self, store: BackupStore, *, keep: int = 250) -> None:
         self._store = store
         self._keep = keep
 

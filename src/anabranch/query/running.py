@@ -32,7 +32,7 @@ from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark import quiet
-from anabranch.spark.session import quick_logs
+from anabranch.spark.session import log_settings
 from anabranch.spark.sinks.simple import MemorySink
 from anabranch.spark.sources import combine
 from anabranch.spark.types import spark_rows, spark_schema
@@ -327,7 +327,7 @@ class RunningQuery:
         )
 
     def _run_one(self) -> None:
-        with quick_logs(self._spark, local=self._running.local):
+        with log_settings(self._spark, local=self._running.local):
             once = self._writer().trigger(once=True).start()
         try:
             once.awaitTermination()
@@ -340,7 +340,7 @@ class RunningQuery:
             writer = writer.trigger(**self._settings.trigger)
         if self._settings.name is not None:
             writer = writer.queryName(self._settings.name)
-        with quick_logs(self._spark, local=self._running.local):
+        with log_settings(self._spark, local=self._running.local):
             self._spark_query = writer.start()
 
     def _supervise(self) -> None:

@@ -42,6 +42,8 @@ _EXCLUDING = (
     "spark.blacklist.enabled",
 )
 _PARTITIONS = "spark.sql.shuffle.partitions"
+BATCHES_IN_LOG = 200
+"""So many batches are kept in Spark's log of offsets, unless the user says otherwise."""
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -137,18 +139,22 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
 
 
 @contextmanager
-def quick_logs(spark: SparkSession, *, local: bool) -> Iterator[None]:
-    """Start a streaming query inside this, and Spark writes its logs to local disks faster.
+def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
+    """Start a streaming query inside this, and Spark writes its logs faster and keeps them longer.
 
-    The default manager starts a shell for every file it makes there, about 40 ms each. A query
-    takes a copy of the settings when it starts, so the user's session is left as it was.
+    The default manager starts a shell for every file it makes on a local disk, about 40 ms each.
+    Should checkpoints be damaged, an older one needs more batches than Spark keeps by default. A
+    query takes a copy of the settings when it starts: the user's session is left as it was.
     """
-    name, manager = "spark.sql.streaming.checkpointFileManagerClass", _DIRECT_FILES
-    before = spark.conf.get(name, None)
-    if local and before is None:
-        spark.conf.set(name, manager)
+    wanted = {"spark.sql.streaming.minBatchesToRetain": str(BATCHES_IN_LOG)}
+    if local:
+        wanted["spark.sql.streaming.checkpointFileManagerClass"] = _DIRECT_FILES
+    chosen = spark._jsparkSession.sessionState().conf()
+    added = {name: value for name, value in wanted.items() if not chosen.contains(name)}
+    for name, value in added.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        if local and before is None:
+        for name in added:
             spark.conf.unset(name)
