@@ -13,7 +13,10 @@ from task_runs import Running
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest
 from anabranch.errors import StateFull
-from anabranch.nodes.captures import CAPTURES, OF
+from anabranch.nodes import Secret, Vault
+from anabranch.nodes.actions import make
+from anabranch.nodes.captures import CAPTURES, OF, capture_folders
+from anabranch.nodes.claims import ALIVE, try_alone
 from anabranch.nodes.folders import BACKUPS, spilled
 from anabranch.nodes.workbench import Workbench
 from anabranch.spark.task import CaptureOrder
@@ -134,3 +137,22 @@ def test_a_table_that_has_no_room_leaves_nothing(
         assert not (running.table(0).parent.parent / "op@2" / ".0.restoring").exists()
     bench.restore("op@2/0", running.layout, saved, ALL)
     assert bench.usable("op@2/0", running.layout, Version(0))
+
+
+def test_an_agent_hands_out_captures_from_both_folders_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BACKUPS, str(tmp_path / "disk"))
+    root = tmp_path / "state" / "node-1" / "0123456789ab"
+    vault = Vault(tmp_path / "vault", 1 << 20)
+    actions = make({"root": str(root), "secret": Secret.new().to_hex()}, vault)
+    assert try_alone(root / ALIVE) is None, "an agent holds the folder of its query"
+    for number, folder in enumerate(capture_folders(root)):
+        folder.mkdir(parents=True)
+        file = folder / f"{number}.arrow"
+        file.write_bytes(b"rows")
+        assert actions["offer"]({"file": str(file)}) == {"name": f"captures/{number}.arrow"}
+        assert not file.exists()
+    (tmp_path / "other").touch()
+    with pytest.raises(ValueError, match="no capture of this query"):
+        actions["offer"]({"file": str(spilled(root) / ".." / ".." / ".." / "other")})

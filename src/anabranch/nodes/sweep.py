@@ -88,10 +88,12 @@ def remove_backups(folder: Path) -> None:
     fd = try_alone(folder / _AGENT_LOCK)
     if fd is not None:
         try:
-            _remove_alone(folder)
+            away = _moved(folder)
         finally:
             os.close(fd)
-        _remove_if_empty(folder.parent)
+        if away is not None:
+            shutil.rmtree(away, ignore_errors=True)
+            _remove_if_empty(folder.parent)
 
 
 def size(folder: Path) -> int:
@@ -110,20 +112,25 @@ def _remove_query(folder: Path) -> bool:
     try:
         if not _is_query(folder) or _held(folder / DRIVER_LOCK):
             return False
-        return _remove_alone(folder)
+        away = _moved(folder)
     finally:
         os.close(fd)
-
-
-def _remove_alone(folder: Path) -> bool:
-    """Remove a folder whose lock is held: under its name it is there as a whole or not at all."""
-    away = folder.with_name(f".swept-{uuid.uuid4().hex}")
-    try:
-        folder.rename(away)
-    except OSError:
+    if away is None:
         return False
     shutil.rmtree(away, ignore_errors=True)
     return True
+
+
+def _moved(folder: Path) -> Path | None:
+    """A folder that is locked, under another name: under its own it is there whole or not at all.
+
+    None if somebody else has removed it.
+    """
+    away = folder.with_name(f".swept-{uuid.uuid4().hex}")
+    try:
+        return folder.rename(away)
+    except FileNotFoundError:
+        return None
 
 
 def _is_query(folder: Path) -> bool:
