@@ -129,8 +129,8 @@ class DriverLock:
     With it goes the ``claim`` to the folder of the query's state, where the driver has one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.claim: Claim | None = None
+    def __init__(self, folder: Path, claim: Claim | None = None) -> None:
+        self._claim = claim
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "driver.lock"
         self._file = self._path.open("a+")
@@ -150,6 +150,6 @@ class DriverLock:
 
     def release(self) -> None:
         """Let another driver run the query."""
-        if self.claim is not None:
-            self.claim.close()
+        if self._claim is not None:
+            self._claim.close()
         self._file.close()

@@ -173,14 +173,20 @@ def assemble(
 ) -> tuple[Running, DriverLock]:
     """Take the query over from whoever ran it last, and note that a new run has begun."""
     root = StateRoot(before.query, place.state)
-    lock = DriverLock(place.lock or root.path())
     keeps = isinstance(policy, Never)
+    # Before anything else: a sweep of another query must know that this one lives.
+    claim = root.claim() if is_local(spark) else None
+    try:
+        lock = DriverLock(place.lock or root.path(), claim)
+    except BaseException:
+        if claim is not None:
+            claim.close()
+        raise
     cluster: Cluster | None = None
     try:
-        if is_local(spark):
+        if claim is not None:
             tables, parts = _on_one_machine(place, bounds, root, before, routing)
-            lock.claim = root.claim()
-            lock.claim.mark_kept(keeps)
+            claim.mark_kept(keeps)
             sweep(state_folder(place.state), spare=[before.query])
         else:
             upstream = place.backup if isinstance(place.backup, Upstream) else Upstream()
