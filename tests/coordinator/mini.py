@@ -30,6 +30,7 @@ from anabranch.coordinator.events import Events
 from anabranch.coordinator.identity import Identity
 from anabranch.coordinator.startup import Place
 from anabranch.coordinator.tables import HERE, Tables
+from anabranch.nodes.captures import CAPTURES
 from anabranch.nodes.root import StateRoot
 from anabranch.nodes.workbench import Workbench
 from anabranch.spark.logs import SparkLogs, digest
@@ -234,7 +235,7 @@ class Mini:
                 file = ""
                 if order is not None:
                     taken = capture(table, "op", 0, groups=KeyGroups.all(GROUPS), base=order.base)
-                    folder = self.bench.path(".").parent / "captures"
+                    folder = self.running.root.path() / CAPTURES
                     folder.mkdir(parents=True, exist_ok=True)
                     file = str(folder / f"{version}.arrow")
                     save(taken, Path(file))
