@@ -24,7 +24,7 @@ from anabranch.units import NO_VERSION, Version
 
 _COMPACTED, _SUMS = ".compact", ".crc"
 _ENTRY = re.compile(rf"(\d+)({re.escape(_COMPACTED)})?")
-_CRC_HEAD = struct.Struct(">4sI")
+_CRC_HEAD, _CRC_MARK, _PIECE = struct.Struct(">4sI"), b"crc\0", 512
 
 
 def digest(offsets: str) -> str:
@@ -118,13 +118,13 @@ class SparkLogs:
             since = self._flushed.get(source, -1)
             for number, path in self._entry_files(source):
                 if number > since:
-                    flush(path)
+                    self._flush_with_sums(path)
             flush(self._source(source))
             flush(posixpath.dirname(self._source(source)))
             self._flushed[source] = entry
         for path in (self._path("offsets", version), posixpath.join(self._root, "metadata")):
-            if self._fs.get_file_info(path).type == fs.FileType.File:
-                flush(path)
+            if self._exists(path):
+                self._flush_with_sums(path)
         flush(posixpath.join(self._root, "offsets"))
         flush(self._root)
 
@@ -136,12 +136,11 @@ class SparkLogs:
     def repair(self, version: Version, offsets: Mapping[Version, str]) -> None:
         """Make the logs whole again up to a batch, after a power failure spoiled them.
 
-        ``offsets`` are the :meth:`newest_offsets` of then. Hadoop's checksum files may be spoiled
-        where the logs are not: they go, and the logs are read without.
+        ``offsets`` are the :meth:`newest_offsets` of then.
         """
         for log in ("commits", "offsets"):
             for before in self._versions(log):
-                if not self._sound(self._path(log, before)):
+                if not self._survived(self._path(log, before)):
                     self._remove(log, before)
         for each, text in offsets.items():
             self.put_offsets(each, text)
@@ -155,10 +154,24 @@ class SparkLogs:
         metadata = posixpath.join(self._root, "metadata")
         if self._exists(metadata) and not self._sound(metadata):
             self._fs.delete_file(metadata)
+        self._renew_sums()
+
+    def _renew_sums(self) -> None:
+        """Write the checksum files of all logs anew: they may be spoiled where logs are not."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         for info in self._fs.get_file_info(selector):
             if info.type == fs.FileType.File and info.base_name.endswith(_SUMS):
                 self._fs.delete_file(info.path)
+        for info in self._fs.get_file_info(selector):
+            finished = info.base_name == "metadata" or _ENTRY.fullmatch(info.base_name)
+            if info.type == fs.FileType.File and finished:
+                self._write_sums(info.path, self._read(info.path))
+
+    def _write_sums(self, path: str, data: bytes) -> None:
+        """Write the checksum file that Hadoop would, so that nothing is trusted without."""
+        if self._local:
+            with self._fs.open_output_stream(_sums_path(path)) as stream:
+                stream.write(_CRC_HEAD.pack(_CRC_MARK, _PIECE) + _sums_of(data, _PIECE))
 
     def put_offsets(self, version: Version, text: str) -> None:
         """Plan a batch with these offsets; Spark will run it next if the one before is done."""
@@ -166,8 +179,10 @@ class SparkLogs:
         self._remove("offsets", version)
         with self._fs.open_output_stream(path) as stream:
             stream.write(text.encode())
+        self._write_sums(path, text.encode())
         if self._local:
             flush(path)
+            flush(_sums_path(path))
             flush(posixpath.dirname(path))
 
     def forget_after(self, version: Version) -> None:
@@ -210,14 +225,14 @@ class SparkLogs:
 
     def _readable(self, version: Version) -> str | None:
         """The offsets of a batch, if they are there and not spoiled."""
-        if version < 0 or not self._sound(self._path("offsets", version)):
+        if version < 0 or not self._survived(self._path("offsets", version)):
             return None
         return self.offsets(version)
 
     def _whole(self, source: int, since: int) -> int:
         """The last entry of a source's log of which all since another are there and sound."""
         for number, path in self._entry_files(source):
-            if number == since + 1 and self._sound(path):
+            if number == since + 1 and self._survived(path):
                 since = number
         return since
 
@@ -248,21 +263,35 @@ class SparkLogs:
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def _sound(self, path: str) -> bool:
-        """Whether a log file is there, has its checksum where there is one, and is JSON."""
+        """Whether a log file is there, is JSON, and has its checksums where they are.
+
+        Who is killed may leave a log without its checksums, which Hadoop puts in place last.
+        """
         try:
             data = self._read(path)
         except FileNotFoundError:
             return False
-        folder, name = posixpath.split(path)
-        try:
-            sums = self._read(posixpath.join(folder, f".{name}{_SUMS}"))
-        except FileNotFoundError:
-            sums = b""
-        if _contradicts(data, sums):
+        sums = self._sums(path)
+        if sums and not _fits(data, sums):
             return False
         lines = data.decode(errors="replace").splitlines()
         body = [line for line in lines if not re.fullmatch(r"v\d+|-", line)]
         return bool(body) and all(_json(line) is not None for line in body)
+
+    def _survived(self, path: str) -> bool:
+        """Whether a log file is whole after a power failure, which leaves parts of files."""
+        return self._sound(path) and (not self._local or bool(self._sums(path)))
+
+    def _sums(self, path: str) -> bytes:
+        try:
+            return self._read(_sums_path(path))
+        except FileNotFoundError:
+            return b""
+
+    def _flush_with_sums(self, path: str) -> None:
+        flush(path)
+        if self._exists(_sums_path(path)):
+            flush(_sums_path(path))
 
     def _read(self, path: str) -> bytes:
         with self._fs.open_input_file(path) as file:
@@ -276,10 +305,10 @@ class SparkLogs:
 
     def _remove(self, log: str, version: Version) -> None:
         # Hadoop keeps a checksum beside each local file and would refuse new contents.
-        checksum = posixpath.join(self._root, log, f".{version}{_SUMS}")
-        for path in (self._path(log, version), checksum):
-            if self._exists(path):
-                self._fs.delete_file(path)
+        path = self._path(log, version)
+        for each in (path, _sums_path(path)):
+            if self._exists(each):
+                self._fs.delete_file(each)
 
 
 def _json(line: str) -> Any:
@@ -287,6 +316,12 @@ def _json(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
+
+
+def _sums_path(path: str) -> str:
+    """Where Hadoop keeps the checksums of a local file."""
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, f".{name}{_SUMS}")
 
 
 def _sums_of(data: bytes, piece: int) -> bytes:
@@ -299,17 +334,4 @@ def _fits(data: bytes, sums: bytes) -> bool:
     if len(sums) < _CRC_HEAD.size:
         return False
     mark, piece = _CRC_HEAD.unpack_from(sums)
-    return mark == b"crc\0" and piece > 0 and sums[_CRC_HEAD.size :] == _sums_of(data, piece)
-
-
-def _contradicts(data: bytes, sums: bytes) -> bool:
-    """Whether bytes have other checksums than a whole file of sums says.
-
-    A file of sums is lost more easily than what it is for, and says nothing when it is cut.
-    """
-    whole = len(sums) >= _CRC_HEAD.size and sums.startswith(b"crc\0")
-    if not whole:
-        return False
-    _, piece = _CRC_HEAD.unpack_from(sums)
-    as_long = piece > 0 and len(sums) == _CRC_HEAD.size + 4 * -(-len(data) // piece)
-    return as_long and not _fits(data, sums)
+    return mark == _CRC_MARK and piece > 0 and sums[_CRC_HEAD.size :] == _sums_of(data, piece)
