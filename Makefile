@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos bench-state bench-recovery bench-scaling bench-topk bench-lrb soak lock clean
+.PHONY: help setup demo test test-cluster lint format types check chaos damage flood bench-state bench-recovery bench-scaling bench-topk bench-lrb soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,12 @@ check: lint types test ## everything a change must pass
 
 chaos: setup ## kills at random moments, compared with a model in plain Python (KILLS=100 FAULTS=200 SEED=)
 	KILLS=$(or $(KILLS),100) FAULTS=$(or $(FAULTS),200) $(PY) -m pytest tests/chaos -s
+
+damage: setup ## files of checkpoint folders damaged in every way (DAMAGE=100000 SEED=)
+	DAMAGE=$(or $(DAMAGE),100000) $(PY) -m pytest tests/coordinator/test_damage.py -s -q --timeout 36000 -p no:logging
+
+flood: setup ## requests that an agent must refuse, beside which it serves others (FLOOD=1000000)
+	FLOOD=$(or $(FLOOD),1000000) $(PY) -m pytest tests/nodes/test_flood.py -s
 
 bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")
 	@mkdir -p results

@@ -28,6 +28,17 @@ _UNITS = {
 }
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
+_SIZES = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
+
+Size = str | int
+"""A number of bytes: ``"64 GiB"``, ``"500 MB"``, or the number itself."""
+
 Duration = str | float | timedelta
 """A length of time: ``"30 seconds"``, a :class:`~datetime.timedelta`, or a number of seconds."""
 
@@ -61,3 +72,27 @@ def microseconds(duration: Duration, *, what: str = "duration") -> int:
     if not text.strip():
         raise PlanError(f"{what}: the length of time is empty")
     return round(total)
+
+
+def byte_count(size: Size, *, what: str = "size") -> int:
+    """Turn a size into a number of bytes.
+
+    >>> byte_count("64 GiB") == 64 << 30
+    True
+    >>> byte_count("1.5 kB")
+    1500
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    else:
+        match = _SIZE.fullmatch(size.lower()) if isinstance(size, str) else None
+        unit = _SIZES.get(match[2]) if match else None
+        if match is None or unit is None:
+            raise PlanError(
+                f"{what}: cannot read {size!r} as a size; write it like '64 GiB' or '500 MB', or "
+                "give the number of bytes"
+            )
+        count = round(float(match[1]) * unit)
+    if count < 0:
+        raise PlanError(f"{what}: {size!r} is negative")
+    return count

@@ -1,10 +1,12 @@
 """Actions for the agents in the tests, imported by the agents themselves."""
 
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from anabranch.errors import CheckpointCorrupt, Fenced
-from anabranch.nodes import Vault
+from anabranch.nodes import NodeStore, Secret, Signer, Vault
 
 
 class Special(Fenced):
@@ -21,11 +23,21 @@ def make(context: dict[str, Any], vault: Vault) -> Actions:
         kinds = {"corrupt": CheckpointCorrupt, "special": Special, "bug": ZeroDivisionError}
         raise kinds[request["kind"]](request["message"])
 
+    def pass_on(request: dict[str, Any]) -> dict[str, Any]:
+        signer = Signer(Secret.from_hex(context["secret"]))
+        with NodeStore(request["to"], signer, timeout=20) as node:
+            node.put(request["name"], bytes(1 << 20))
+        return {}
+
     return {
         "echo": lambda request: {"context": context, "request": request},
         "names": lambda request: {"names": list(vault.list())},
         "fail": fail,
         "odd": lambda request: {"x": object()},
+        "sleep": lambda request: time.sleep(request["seconds"]) or {},
+        "pass_on": pass_on,
+        "temporary": lambda request: {"name": tempfile.mkdtemp()},
+        "print": lambda request: print(("x" * 99 + "\n") * request["times"]) or {},
     }
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_tools import Starter, is_gone
+from node_tools import Starter, is_gone, wait_until
 
 from anabranch.errors import DidNotHappen, PlanError
-from anabranch.nodes import AgentAddress, NodeStore, Secret, Signer
+from anabranch.nodes import AgentAddress, NodeStore, Refused, Secret, Signer
+from anabranch.nodes.log import LARGEST
 
 
 @pytest.fixture
@@ -152,6 +153,61 @@ def test_a_start_that_cannot_be_is_refused_at_once(start: Starter, tmp_path: Pat
     assert not (tmp_path / "folder" / "agent.json").exists()
 
 
+def test_all_that_it_writes_is_for_its_user_alone(
+    start: Starter, secret: Secret, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    (folder / "agent.log").write_text("of an earlier agent\n")
+    (folder / "agent.log").chmod(0o644)
+    before = os.umask(0)
+    try:
+        address = start(folder=folder, log=folder / "agent.log")
+    finally:
+        os.umask(before)
+    with NodeStore(str(address), Signer(secret)) as node:
+        node.put("a/b", b"x")
+        assert node.call("temporary")["name"].startswith(str(folder))
+    for path in (folder, *folder.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_folder_of_somebody_else_is_refused(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "folder").symlink_to(tmp_path / "theirs")
+    with pytest.raises(DidNotHappen, match="not a folder of this user"):
+        start(folder=tmp_path / "folder", log=tmp_path / "log")
+
+
+def test_what_is_printed_does_not_make_its_log_large(
+    start: Starter, secret: Secret, tmp_path: Path
+) -> None:
+    address = start(folder=tmp_path, log=tmp_path / "agent.log")
+    with NodeStore(str(address), Signer(secret)) as node:
+        node.call("print", times=200_000)
+    wait_until(lambda: (tmp_path / "agent.log").stat().st_size <= LARGEST)
+    assert (tmp_path / "agent.log.1").stat().st_size <= LARGEST
+
+
+def test_connections_are_used_again(start: Starter, secret: Secret, tmp_path: Path) -> None:
+    address = start(folder=tmp_path)
+
+    def sockets() -> int:
+        found = Path(f"/proc/{address.pid}/fd").iterdir()
+        return sum("socket" in str(each.readlink()) for each in found)
+
+    with NodeStore(str(address), Signer(secret)) as node:
+        node.call("ping")
+        before = sockets()
+        for number in range(50):
+            node.put(f"{number}", b"x")
+            node.get(f"{number}")
+            with pytest.raises(Refused):
+                node.call("dance")
+        assert sockets() == before
+
+
 def test_tls(start: Starter, secret: Secret, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("a certificate is made with openssl, which is not here")
@@ -171,3 +227,22 @@ def test_tls(start: Starter, secret: Secret, tmp_path: Path) -> None:
         assert node.get("a").size == 3 << 20
     with NodeStore(str(address), Signer(secret), timeout=5) as plain, pytest.raises(DidNotHappen):
         plain.list()
+    # The certificate names 127.0.0.1, and no other host.
+    elsewhere = start(folder=tmp_path / "other", host="127.0.0.2", **files)
+    with (
+        NodeStore(str(elsewhere), Signer(secret), tls_root=root) as node,
+        pytest.raises(DidNotHappen, match="certificate"),
+    ):
+        node.list()
+    wrong = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "1", "-subj", "/CN=x", "-keyout", tmp_path / "k", "-out", "-"],
+        capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    with (
+        NodeStore(str(address), Signer(secret), tls_root=wrong) as node,
+        pytest.raises(DidNotHappen, match="certificate"),
+    ):
+        node.list()
+    with pytest.raises(PlanError, match="PEM"):
+        NodeStore(str(address), Signer(secret), tls_root=b"x")

@@ -1,41 +1,30 @@
 """What an agent refuses; after each refusal it serves as before."""
 
-import json
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
-import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from node_tools import wait_until
-from pyarrow import flight
+from node_tools import Starter, wait_until
+from raw import Asking, Raw, declared
 
-from anabranch.errors import DidNotHappen
 from anabranch.nodes import AgentAddress, NodeStore, Refused, Secret, Signer
-from anabranch.nodes.chunks import CHUNK, SCHEMA, split
-from anabranch.nodes.failures import from_flight
-from anabranch.nodes.server import LARGEST_BACKUP
-
-
-class Asking(Signer):
-    """Signs requests to the agent of the test."""
-
-    address = ""
-
-    def sign(self, request: Mapping[str, Any], to: str = "") -> bytes:
-        return super().sign(request, to or self.address)
+from anabranch.nodes.chunks import CHUNK
+from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST, Kind
 
 
 @pytest.fixture(autouse=True)
-def _serves_afterwards(node: NodeStore, home: Path, secret: Secret) -> Iterator[None]:
+def _serves_afterwards(
+    node: NodeStore, agent: AgentAddress, home: Path, secret: Secret
+) -> Iterator[None]:
+    Asking.address = str(agent)
     node.put("kept", b"kept")
     before = node.call("ping")
     yield
@@ -49,237 +38,263 @@ def _serves_afterwards(node: NodeStore, home: Path, secret: Secret) -> Iterator[
     assert secret.to_hex() not in log
 
 
-@pytest.fixture
-def client(agent: AgentAddress) -> Iterator[flight.FlightClient]:
-    Asking.address = str(agent)
-    with flight.connect(f"grpc+tcp://{agent}") as connection:
-        yield connection
+def refusal(agent: AgentAddress, data: bytes, body: bytes = b"") -> tuple[str, str]:
+    """The error that a request on a connection of its own is answered with."""
+    with Raw(agent) as raw:
+        answer = raw.ask(data, body)
+    assert answer is not None
+    assert answer[0] is Kind.FAILED
+    assert "Traceback" not in answer[1]["message"]
+    return answer[1]["error"], answer[1]["message"]
 
 
-def get(client: flight.FlightClient, ticket: bytes) -> bytes:
-    chunks = client.do_get(flight.Ticket(ticket)).read_all().column(0)
-    return b"".join(chunks.to_pylist())
+def entries(agent: AgentAddress, folder: str) -> int:
+    """How many threads or descriptors an agent has."""
+    return len(list(Path(f"/proc/{agent.pid}/{folder}").iterdir()))
 
 
-def call(client: flight.FlightClient, body: bytes, kind: str = "call") -> object:
-    (result,) = client.do_action(flight.Action(kind, body))
-    return json.loads(result.body.to_pybytes())
+UNSIGNED = [b"x", b"{}", b"\xff" * 99, b"x" * (2 << 20), b"anb1" + bytes(200),
+            b"anb1\xff\xff\xff\xff" + bytes(200), b"GET / HTTP/1.1\r\n\r\n"]  # fmt: skip
 
 
-def put(
-    client: flight.FlightClient,
-    command: bytes,
-    batches: list[pa.RecordBatch],
-    schema: pa.Schema = SCHEMA,
-) -> None:
-    descriptor = flight.FlightDescriptor.for_command(command)
-    writer, _ = client.do_put(descriptor, schema, flight.FlightCallOptions(timeout=20))
-    try:
-        for batch in batches:
-            writer.write_batch(batch)
-        writer.done_writing()
-    finally:
-        writer.close()
+@pytest.mark.parametrize("data", UNSIGNED)
+def test_no_signature(agent: AgentAddress, data: bytes) -> None:
+    with Raw(agent) as raw:
+        raw.send(data)
+        if len(data) < HEAD_BYTES:
+            raw.socket.shutdown(socket.SHUT_WR)
+        answer = raw.answer()
+        assert answer is not None
+        assert answer[0] is Kind.FAILED
+        assert answer[1]["error"] == "Refused"
+        assert answer[1]["closing"]
+        assert raw.answer() is None, "the connection is closed"
 
 
-def declared(data: bytes, **changes: object) -> dict[str, object]:
-    checksum = xxhash.xxh3_64_hexdigest(data)
-    return {"op": "put", "name": "a", "bytes": len(data), "checksum": checksum, **changes}
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(garbage=st.binary(min_size=HEAD_BYTES, max_size=400), marked=st.booleans())
+def test_garbage(agent: AgentAddress, garbage: bytes, marked: bool) -> None:
+    data = b"anb1" + garbage[4:] if marked else garbage
+    assert refusal(agent, data)[0] == "Refused"
 
 
-def batches(data: bytes) -> list[pa.RecordBatch]:
-    return list(split(pa.py_buffer(data)))
+def test_every_cut_of_a_request(agent: AgentAddress, secret: Secret) -> None:
+    for end in range(1, len(Asking(secret).sign({"op": "ping"}))):
+        with Raw(agent) as raw:
+            raw.send(Asking(secret).sign({"op": "ping"})[:end])
+            raw.socket.shutdown(socket.SHUT_WR)
+            answer = raw.answer()
+            assert answer is not None
+            assert answer[1]["error"] == "Refused"
 
 
-def reason(raised: pytest.ExceptionInfo[Exception]) -> str:
-    told = from_flight(raised.value)
-    assert isinstance(told, DidNotHappen)
-    assert "Traceback" not in str(raised.value)
-    if isinstance(told, Refused):
-        assert isinstance(raised.value, flight.FlightUnauthenticatedError)
-    return str(told)
-
-
-UNSIGNED = [
-    b"", b"x", b"{}", b'{"op":"get","name":"kept"}', b"\xff" * 99, b"x" * (2 << 20),
-    b'{"mac":"' + b"0" * 64 + b'",}',
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("ticket", UNSIGNED)
-def test_no_signature(client: flight.FlightClient, ticket: bytes) -> None:
-    for ask in (lambda: get(client, ticket), lambda: call(client, ticket),
-                lambda: put(client, ticket, batches(b"x"))):  # fmt: skip
-        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-            ask()
-        assert "request" in reason(raised)
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(garbage=st.binary(max_size=200))
-def test_garbage(client: flight.FlightClient, garbage: bytes) -> None:
-    for ask in (lambda: get(client, garbage), lambda: call(client, garbage),
-                lambda: put(client, garbage, batches(b"x"))):  # fmt: skip
-        with pytest.raises(flight.FlightUnauthenticatedError):
-            ask()
-
-
-def test_bytes_that_are_not_even_flight(agent: AgentAddress, client: flight.FlightClient) -> None:
-    for garbage in (b"\0" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10_000):
-        with socket.create_connection((agent.host, agent.port), timeout=10) as connection:
-            connection.sendall(garbage)
-    with pytest.raises(flight.FlightUnauthenticatedError):
-        get(client, b"")
+def test_a_request_byte_by_byte_is_taken(agent: AgentAddress, secret: Secret) -> None:
+    with Raw(agent) as raw:
+        for byte in Asking(secret).sign({"op": "ping"}):
+            raw.socket.sendall(bytes([byte]))
+        answer = raw.answer()
+        assert answer is not None
+        assert answer[0] is Kind.DONE
+    assert refusal(agent, b"x" * 200)[0] == "Refused"
 
 
 def test_another_secret(agent: AgentAddress) -> None:
     with NodeStore(str(agent), Signer(Secret.new())) as stranger:
         for ask in (lambda: stranger.get("kept"), lambda: stranger.put("a", b"x"), stranger.list,
                     lambda: stranger.delete("kept"), lambda: stranger.size("kept"),
-                    lambda: stranger.call("stop"), lambda: stranger.call("ping")):  # fmt: skip
+                    lambda: stranger.call("stop"), lambda: stranger.call("ping"),
+                    lambda: stranger.call("ping", much="x" * (LARGEST_REQUEST - 100))):  # fmt: skip
             with pytest.raises(Refused, match="not signed with the secret"):
                 ask()
 
 
-def test_a_request_to_another_node(client: flight.FlightClient, secret: Secret) -> None:
+def test_a_request_to_another_node(agent: AgentAddress, secret: Secret) -> None:
     for address in ("", "127.0.0.1:1"):
-        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-            call(client, Signer(secret).sign({"op": "ping"}, address))
-        assert "meant for" in reason(raised)
+        kind, message = refusal(agent, Signer(secret).sign({"op": "ping"}, address))
+        assert kind == "Refused"
+        assert "meant for another node" in message
 
 
-def test_a_request_sent_twice(client: flight.FlightClient, secret: Secret) -> None:
+def test_a_request_sent_twice(agent: AgentAddress, secret: Secret) -> None:
     read = Asking(secret).sign({"op": "get", "name": "kept"})
-    assert get(client, read) == b"kept"
     asked = Asking(secret).sign({"op": "ping"})
-    call(client, asked)
     stored = Asking(secret).sign(declared(b"kept", name="kept"))
-    put(client, stored, batches(b"kept"))
-    for again in (lambda: get(client, read), lambda: call(client, asked),
-                  lambda: put(client, stored, batches(b"kept"))):  # fmt: skip
-        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-            again()
-        assert "sent before" in reason(raised)
+    for data in (read, asked, stored):
+        with Raw(agent) as raw:
+            answer = raw.ask(data, b"kept")
+            assert answer is not None
+            assert answer[0] is Kind.DONE
+            raw.send(data)  # and again on the same connection
+        kind, message = refusal(agent, data, b"kept")
+        assert kind == "Refused"
+        assert "sent before" in message
 
 
 @pytest.mark.parametrize(("age", "why"), [(120, "old"), (-120, "future")])
 def test_a_request_of_another_time(
-    client: flight.FlightClient, secret: Secret, age: float, why: str
+    agent: AgentAddress, secret: Secret, age: float, why: str
 ) -> None:
     signed = Asking(secret, lambda: time.time() - age).sign({"op": "get", "name": "kept"})
-    with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-        get(client, signed)
-    assert why in reason(raised)
+    kind, message = refusal(agent, signed)
+    assert kind == "Refused"
+    assert why in message
 
 
-def test_a_request_for_another_call(client: flight.FlightClient, secret: Secret) -> None:
-    size, read = (Asking(secret).sign({"op": op, "name": "kept"}) for op in ("size", "get"))
-    for ask in (lambda: get(client, size), lambda: put(client, read, batches(b"x"))):
-        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-            ask()
-        assert "signed for" in reason(raised)
+def test_a_signed_head_with_another_body(agent: AgentAddress, secret: Secret) -> None:
+    signed = Asking(secret).sign({"op": "ping"})
+    kind, message = refusal(agent, signed[:HEAD_BYTES] + b'{"op":"stop"}')
+    assert kind == "Refused"
+    assert "not the one that was signed" in message
 
 
-@pytest.mark.parametrize("size", [LARGEST_BACKUP + 1, -1, 1.5, "1", None, True, 10**30])
-def test_an_impossible_declaration(
-    client: flight.FlightClient, secret: Secret, size: object
+def test_more_than_a_request_may_have(agent: AgentAddress, secret: Secret) -> None:
+    signed = Asking(secret).sign({"op": "ping"})
+    larger = signed[:4] + struct.pack(">I", LARGEST_REQUEST + 1) + signed[8:]
+    assert refusal(agent, larger)[0] == "Refused"
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "1", None, True, 10**30])
+def test_an_impossible_declaration(agent: AgentAddress, secret: Secret, size: object) -> None:
+    kind, message = refusal(agent, Asking(secret).sign(declared(b"x", bytes=size)), b"x")
+    assert kind == "Refused"
+    assert "'bytes' as a whole number" in message
+
+
+@pytest.mark.parametrize("checksum", ["", "x", "0" * 17, "G" * 16, 1, None])
+def test_an_impossible_checksum(agent: AgentAddress, secret: Secret, checksum: object) -> None:
+    request = declared(b"x", checksum=checksum)
+    assert refusal(agent, Asking(secret).sign(request), b"x")[0] == "Refused"
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, CHUNK])
+def test_more_bytes_than_declared(
+    agent: AgentAddress, node: NodeStore, secret: Secret, size: int
 ) -> None:
-    command = Asking(secret).sign(declared(b"x", bytes=size))
-    with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-        put(client, command, batches(b"x"))
-    assert str(LARGEST_BACKUP) in reason(raised)
+    """What comes behind an upload is taken for the next request, which it is not."""
+    with Raw(agent) as raw:
+        answer = raw.ask(Asking(secret).sign(declared(b"x" * size)), b"x" * (size + HEAD_BYTES))
+        assert answer == (Kind.DONE, {})
+        answer = raw.answer()
+        assert answer is not None
+        assert answer[1]["error"] == "Refused"
+    assert node.get("a").to_pybytes() == b"x" * size
+    node.delete("a")
 
 
-@pytest.mark.parametrize("size", [1, 100, CHUNK])
-def test_more_bytes_than_declared(client: flight.FlightClient, secret: Secret, size: int) -> None:
-    command = Asking(secret).sign(declared(b"x" * size))
-    with pytest.raises(flight.FlightServerError) as raised:
-        put(client, command, batches(b"x" * (size + 1)))
-    assert f"more bytes than the {size}" in reason(raised)
-    endless = batches(b"x" * CHUNK) * 200
-    with pytest.raises(flight.FlightServerError):
-        put(client, Asking(secret).sign(declared(b"x" * size)), endless)
+def test_fewer_bytes_than_declared(agent: AgentAddress, secret: Secret) -> None:
+    with Raw(agent) as raw:
+        raw.send(Asking(secret).sign(declared(b"xyz")))
+        assert raw.answer() == (Kind.READY, {})
+        raw.send(b"xy")
+        raw.socket.shutdown(socket.SHUT_WR)
+        answer = raw.answer()
+    assert answer is not None
+    assert answer[1]["error"] == "DidNotHappen"
+    assert "only 2 of 3" in answer[1]["message"]
 
 
-def test_fewer_bytes_than_declared(client: flight.FlightClient, secret: Secret) -> None:
-    with pytest.raises(flight.FlightServerError) as raised:
-        put(client, Asking(secret).sign(declared(b"xyz")), batches(b"xy"))
-    assert "only 2 of 3" in reason(raised)
+def test_a_wrong_checksum(agent: AgentAddress, secret: Secret) -> None:
+    kind, message = refusal(agent, Asking(secret).sign(declared(b"xyz")), b"xyZ")
+    assert kind == "DidNotHappen"
+    assert "checksum" in message
 
 
-def test_a_wrong_checksum(client: flight.FlightClient, secret: Secret) -> None:
-    with pytest.raises(flight.FlightServerError) as raised:
-        put(client, Asking(secret).sign(declared(b"xyz")), batches(b"xyZ"))
-    assert "checksum" in reason(raised)
+@pytest.mark.parametrize("name", ["", "../x", "/etc/passwd", ".partial/x", None, 1, "a\0", ["a"]])
+def test_bad_names(agent: AgentAddress, secret: Secret, name: object) -> None:
+    for request in ({"op": "get", "name": name}, declared(b"x", name=name),
+                    {"op": "delete", "name": name}, {"op": "size", "name": name}):  # fmt: skip
+        kind, message = refusal(agent, Asking(secret).sign(request), b"x")
+        assert kind == "Refused"
+        assert "name" in message
 
 
-def test_streams_of_something_else(client: flight.FlightClient, secret: Secret) -> None:
-    numbers = pa.record_batch([pa.array([1, 2, 3])], names=["chunk"])
-    two = pa.record_batch([pa.array([b"x", b"y"])], schema=SCHEMA)
-    null = pa.record_batch([pa.array([None], pa.binary())], schema=SCHEMA)
-    for batch in (numbers, two, null):
-        with pytest.raises(flight.FlightServerError) as raised:
-            put(client, Asking(secret).sign(declared(b"xy")), [batch], batch.schema)
-        assert reason(raised)
-
-
-def test_a_chunk_that_points_beyond_its_bytes(client: flight.FlightClient, secret: Secret) -> None:
-    offsets = np.array([0, 64], np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"x" * 64)]
-    column = pa.Array.from_buffers(pa.binary(), 1, buffers)
-    batch = pa.RecordBatch.from_arrays([column], schema=SCHEMA)
-    offsets[1] = 1 << 30
-    command = Asking(secret).sign(declared(b"x", bytes=1 << 20))
-    with pytest.raises(flight.FlightServerError) as raised:
-        put(client, command, [batch])
-    assert "malformed" in reason(raised)
-
-
-@pytest.mark.parametrize("name", ["", "../x", "/etc/passwd", ".partial/x", None, 1])
-def test_bad_names(client: flight.FlightClient, secret: Secret, name: object) -> None:
-    signer = Asking(secret)
-    for ask in (lambda: get(client, signer.sign({"op": "get", "name": name})),
-                lambda: put(client, signer.sign(declared(b"x", name=name)), batches(b"x")),
-                lambda: call(client, signer.sign({"op": "delete", "name": name})),
-                lambda: call(client, signer.sign({"op": "size", "name": name}))):  # fmt: skip
-        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-            ask()
-        assert "name" in reason(raised)
-
-
-def test_unknown_calls(client: flight.FlightClient, node: NodeStore, secret: Secret) -> None:
+def test_unknown_calls(agent: AgentAddress, node: NodeStore, secret: Secret) -> None:
     with pytest.raises(Refused, match=r"cannot do 'dance'; it can \['delete', 'echo'"):
         node.call("dance")
-    for ask in (lambda: call(client, Asking(secret).sign({"op": "ping"}), "dance"),
-                lambda: call(client, Asking(secret).sign({})),
-                lambda: list(client.list_flights()), lambda: list(client.list_actions()),
-                lambda: client.get_flight_info(flight.FlightDescriptor.for_path("a"))):  # fmt: skip
-        with pytest.raises(flight.FlightUnauthenticatedError) as raised:
-            ask()
-        assert reason(raised)
+    for request in ({}, {"op": 1}, {"op": ["ping"]}, {"op": None}, {"op": "list", "prefix": 1}):
+        assert refusal(agent, Asking(secret).sign(request))[0] == "Refused"
+
+
+def test_a_refused_friend_can_ask_again_on_the_same_connection(
+    agent: AgentAddress, secret: Secret
+) -> None:
+    with Raw(agent) as raw:
+        for _ in range(3):
+            refused = raw.ask(Asking(secret).sign({"op": "dance"}))
+            assert refused is not None
+            assert not refused[1]["closing"]
+            answer = raw.ask(Asking(secret).sign({"op": "ping"}))
+            assert answer is not None
+            assert answer[0] is Kind.DONE
 
 
 def test_a_client_that_goes_away_half_way(
     agent: AgentAddress, node: NodeStore, secret: Secret
 ) -> None:
     program = """
-import os, signal, sys
-import pyarrow as pa
-from pyarrow import flight
-from anabranch.nodes.chunks import SCHEMA, split
-client = flight.connect(sys.argv[1])
-command = flight.FlightDescriptor.for_command(sys.stdin.buffer.read())
-writer, answers = client.do_put(command, SCHEMA)
-assert answers.read().to_pybytes() == b"ready"
-for batch in list(split(pa.py_buffer(bytes(8 << 20))))[:5]:
-    writer.write_batch(batch)
+import os, signal, socket, sys
+host, port = sys.argv[1].split(":")
+sock = socket.create_connection((host, int(port)))
+sock.sendall(sys.stdin.buffer.read())
+sock.recv(100)
+sock.sendall(bytes(5 << 20))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     command = Asking(secret).sign(declared(bytes(8 << 20)))
     before = node.call("ping")["failures"].get("DidNotHappen", 0)
     killed = subprocess.run(
-        [sys.executable, "-c", program, f"grpc+tcp://{agent}"],
-        input=command, timeout=60, check=False,
-    )  # fmt: skip
-    assert killed.returncode == -9
+        [sys.executable, "-c", program, str(agent)], input=command, timeout=60, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
     wait_until(lambda: node.call("ping")["failures"].get("DidNotHappen", 0) > before)
+
+
+def test_silent_connections_are_closed_and_cost_no_thread(
+    agent: AgentAddress, node: NodeStore
+) -> None:
+    """More connections than strangers may have: the oldest are closed for the newest."""
+    threads = entries(agent, "task")
+    silent = [Raw(agent) for _ in range(600)]
+    try:
+        assert node.call("ping")["pid"] == agent.pid
+        wait_until(lambda: entries(agent, "fd") < 560)
+        assert silent[0].socket.recv(1) == b"", "the first was closed"
+        assert entries(agent, "task") <= threads + 2
+        silent[-1].socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].socket.recv(1)
+    finally:
+        for raw in silent:
+            raw.socket.close()
+
+
+def test_transfers_may_be_slow_but_must_go_on(
+    start: Starter, secret: Secret, tmp_path: Path, agent: AgentAddress
+) -> None:
+    """With half a second of patience: three seconds in all are fine, one of silence is not."""
+    slow = start(folder=tmp_path, transfer_timeout=0.5)
+    Asking.address = str(slow)
+    data = bytes(10)
+    with Raw(slow) as raw:
+        raw.send(Asking(secret).sign(declared(data)))
+        assert raw.answer() == (Kind.READY, {})
+        for _ in data:
+            time.sleep(0.3)
+            raw.send(b"\0")
+        assert raw.answer() == (Kind.DONE, {})
+        raw.send(Asking(secret).sign(declared(data)))
+        assert raw.answer() == (Kind.READY, {})
+        raw.send(b"\0")
+        since = time.monotonic()
+        answer = raw.answer()
+        assert answer is not None
+        assert "1 of 10 bytes came, then: timed out" in answer[1]["message"]
+        assert 0.3 < time.monotonic() - since < 5
+    with NodeStore(str(slow), Signer(secret)) as node:
+        node.put("large", bytes(64 << 20))
+        before = node.call("ping")["failures"].get("DidNotHappen", 0)
+        with Raw(slow) as raw:  # a reader that does not read
+            raw.send(Asking(secret).sign({"op": "get", "name": "large"}))
+            wait_until(lambda: node.call("ping")["failures"].get("DidNotHappen", 0) > before)
+    Asking.address = str(agent)
+    assert refusal(agent, b"x" * 200)[0] == "Refused"

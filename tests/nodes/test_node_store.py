@@ -252,7 +252,7 @@ def test_a_store_connects_anew(start: Starter, secret: Secret, tmp_path: Path) -
         node.list()
     verifier = Verifier(secret)
     verifier.address = str(address)
-    server = Agent(f"grpc+tcp://{address}", Vault(tmp_path / "two", 100), verifier, {})
+    server = Agent(address.host, address.port, Vault(tmp_path / "two", 100), verifier, {})
     try:
         assert list(node.list()) == []
         with pytest.raises(CheckpointNotFound):

@@ -1,18 +1,20 @@
 """The vault: a bound on its bytes that holds whatever happens, and a folder that it finds again."""
 
+import os
 import shutil
+import stat
 import tempfile
 import threading
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.backup import FileStore
 from anabranch.backup.files import PARTIAL
-from anabranch.errors import DidNotHappen, MayHaveHappened, PlanError
-from anabranch.nodes.vault import Vault
+from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened, PlanError
+from anabranch.nodes.vault import Incoming, Vault
 
 NAMES = st.sampled_from(["a", "b/c", "b/d"])
 STEPS = st.lists(
@@ -76,14 +78,14 @@ def test_what_is_still_being_written_counts(
 ) -> None:
     vault = Vault(tmp_path, 100)
     writing, go_on = threading.Event(), threading.Event()
-    real = FileStore.put
+    real = Incoming.write
 
-    def slow(self: FileStore, name: str, data: bytes) -> None:
+    def slow(self: Incoming, data: memoryview) -> None:
         writing.set()
         assert go_on.wait(20)
-        real(self, name, data)
+        real(self, data)
 
-    monkeypatch.setattr(FileStore, "put", slow)
+    monkeypatch.setattr(Incoming, "write", slow)
     first = threading.Thread(target=vault.put, args=("a", b"x" * 60))
     first.start()
     assert writing.wait(20)
@@ -122,20 +124,76 @@ def test_a_put_that_fails_leaves_the_count_right(
 ) -> None:
     vault = Vault(tmp_path, 100)
     vault.put("a", b"x" * 60)
-    real = FileStore.put
+    real = os.fsync
 
-    def failing(self: FileStore, name: str, data: bytes) -> None:
-        if kind is MayHaveHappened:
-            real(self, name, data)
-        raise kind("the disk is gone")
+    def failing(descriptor: int) -> None:
+        """The bytes cannot be flushed, or the folder, once the file has its name."""
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) or kind is DidNotHappen:
+            raise OSError("the disk is gone")
+        real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileStore, "put", failing)
+        patch.setattr(os, "fsync", failing)
         with pytest.raises(kind, match="the disk is gone"):
             vault.put("a", b"x" * 30)
     assert vault.used == (30 if kind is MayHaveHappened else 60)
+    assert vault._coming == vault._written == 0
+    assert list((tmp_path / PARTIAL).iterdir()) == []
     vault.put("b", b"x" * (100 - vault.used))
     assert vault.used == 100
+
+
+def test_without_a_limit_a_part_of_the_disk_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = namedtuple("disk", "total used free")
+    now = disk(1000, 0, 150)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: now)
+    vault = Vault(tmp_path, None)
+    assert vault.limit == 100
+    with pytest.raises(DidNotHappen, match=r"no room for 101 bytes .* 0 on their way, of 100"):
+        vault.put("a", b"x" * 101)
+    first = vault.receiving("a", 60)
+    with pytest.raises(DidNotHappen, match=r"no room for 41 bytes .* 60 on their way, of 100"):
+        vault.receiving("b", 41)
+    first.write(memoryview(b"x" * 50))
+    now = disk(1000, 50, 100)  # the bytes of the first are on it now
+    second = vault.receiving("b", 40)
+    now = disk(1000, 950, 50)  # somebody else took the rest
+    with pytest.raises(DidNotHappen, match="no room for 1 bytes"):
+        vault.put("c", b"x")
+    first.drop()
+    second.drop()
+    assert vault._coming == vault._written == 0
+
+
+def test_what_comes_in_pieces_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    vault = Vault(tmp_path, 100)
+    incoming = vault.receiving("a/b", 10)
+    for _ in range(5):
+        incoming.write(memoryview(b"xy"))
+        assert list(vault.list()) == []
+        assert vault.used == 0
+    incoming.keep()
+    assert vault.get("a/b").to_pybytes() == b"xy" * 5
+    with vault.opened("a/b") as (descriptor, size):
+        assert (os.pread(descriptor, 100, 0), size) == (b"xy" * 5, 10)
+    with pytest.raises(CheckpointNotFound), vault.opened("a"):
+        pass
+
+
+def test_everything_is_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "vault"
+    folder.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        Vault(folder, 100).put("a/b", b"x")
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert modes == {
+        folder: 0o700, folder / PARTIAL: 0o700, folder / "a": 0o700, folder / "a" / "b": 0o600
+    }  # fmt: skip
 
 
 def test_a_limit_must_make_sense(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_the_two_zeros_rank_alike() -> None:
     ("operator", "reason"),
     [
         (lambda: TopK(0, "score"), "at least 1"),
-        (lambda: TopK(2, "nowhere"), "not a column"),
-        (lambda: TopK(2, "k"), "not a column"),
+        (lambda: TopK(2, "nowhere"), "no column by='nowhere'"),
+        (lambda: TopK(2, "k"), "one of the keys"),
         (lambda: TopK(2, "text"), "cannot be ranked"),
         (lambda: TopK(2, "price"), "18 digits"),
     ],

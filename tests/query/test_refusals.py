@@ -81,6 +81,49 @@ REFUSED: dict[str, tuple[Callable[[ab.Stream], ab.Stream], str]] = {
         lambda s: s.key_by("word").join(s.key_by("word"), within="1 minute", on=("at", "at")),
         r"both sides have columns \['at', 'n'\]",
     ),
+    "a join in time on its key": (
+        lambda s: s.key_by("word", "at").join(
+            s.transform(lambda df: df.select("word", "at", F.col("at").alias("then"))).key_by(
+                "word", "at"
+            ),
+            within="1 minute",
+            on=("at", "then"),
+        ),
+        r"on='at' is one of the keys \['word', 'at'\] of the left side, and keys are left out",
+    ),
+    "a join in something else than a time": (
+        lambda s: s.key_by("word").join(
+            s.transform(lambda df: df.select("word", F.col("at").alias("then"))).key_by("word"),
+            within="1 minute",
+            on=("n", "then"),
+        ),
+        r"on='n' of the left side is int64, not a timestamp",
+    ),
+    "a join on the time of the right key": (
+        lambda s: (
+            s.transform(lambda df: df.withColumn("then", F.col("at")))
+            .key_by("at")
+            .join(
+                s.transform(lambda df: df.select(F.col("at").alias("p_start"))).key_by("p_start"),
+                within="1 minute",
+                on=("then", "p_start"),
+            )
+        ),
+        r"on='p_start' is one of the keys .*'p_start_at'",
+    ),
+    "ranked by the key": (
+        lambda s: s.key_by("n").top_k(3, by="n"),
+        r"by='n' is one of the keys \['n'\].*there are \['at', 'word'\]",
+    ),
+    "ranked by nothing": (lambda s: s.key_by("word").top_k(3, by="m"), "no column by='m'"),
+    "deduplicated in something else than a time": (
+        lambda s: s.key_by("word").deduplicate(ttl="1 hour", on="n"),
+        "on='n' is int64, not a timestamp",
+    ),
+    "deduplicated in nothing": (
+        lambda s: s.key_by("word").deduplicate(ttl="1 hour", on="when"),
+        "no column on='when'",
+    ),
     "an operator that fails on nothing": (
         lambda s: s.key_by("word").process(Fails(), name="fails"),
         "process\\(\\) failed on an empty batch with ZeroDivisionError",

@@ -1,11 +1,19 @@
 """The tables that a Python worker keeps open from batch to batch."""
 
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
+from task_runs import Running
 
-from anabranch.spark import task
+from anabranch.errors import StateFull
+from anabranch.spark.open_tables import OpenTables
 from anabranch.state import schema
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
@@ -20,20 +28,81 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def test_a_table_is_kept_until_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "_open", {})
+def test_a_table_is_kept_until_it_is_gone(tmp_path: Path) -> None:
+    tables = OpenTables()
     first, second, third = (make(tmp_path / name) for name in ("first", "second", "third"))
-    ended, going_on = task._opened(first, LAYOUT), task._opened(second, LAYOUT)
-    assert task._opened(first, LAYOUT) is ended
+    ended, going_on = tables.get(first, LAYOUT), tables.get(second, LAYOUT)
+    assert tables.get(first, LAYOUT) is ended
     (first / "table").unlink()
-    newest = task._opened(third, LAYOUT)
+    tables.get(third, LAYOUT)
     assert ended.closed
     assert not going_on.closed
-    assert task._opened(second, LAYOUT) is going_on
-    assert set(task._open) == {str(second), str(third)}
+    assert tables.get(second, LAYOUT) is going_on
+    assert len(tables) == 2
 
     make(first)
-    anew = task._opened(first, LAYOUT)
-    assert anew is not ended
-    for table in (going_on, newest, anew):
-        table.close()
+    assert tables.get(first, LAYOUT) is not ended
+    tables.close()
+    assert going_on.closed
+
+
+def test_the_tables_used_longest_ago_are_closed_first(tmp_path: Path) -> None:
+    folders = [make(tmp_path / str(number)) for number in range(5)]
+    one = StateTable.open(folders[0], LAYOUT)
+    tables = OpenTables(addresses=3 * one.addresses)
+    one.close()
+    a, b, c = (tables.get(folder, LAYOUT) for folder in folders[:3])
+    assert tables.get(folders[0], LAYOUT) is a
+    tables.get(folders[3], LAYOUT)
+    assert (a.closed, b.closed, c.closed) == (False, True, False)
+    tables.get(folders[4], LAYOUT)
+    assert (a.closed, c.closed) == (False, True)
+    few = OpenTables(tables=2)
+    kept = [few.get(folder, LAYOUT) for folder in folders[:3]]
+    assert [table.closed for table in kept] == [True, False, False]
+    tables.close()
+    few.close()
+
+
+def test_a_process_without_addresses_closes_other_tables(tmp_path: Path) -> None:
+    folders = [make(tmp_path / str(number)) for number in range(8)]
+    one = StateTable.open(folders[0], LAYOUT)
+    limit = 3 * one.addresses + (8 << 30)
+    one.close()
+    done = subprocess.run(
+        [sys.executable, __file__, str(limit), *map(str, folders)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    kept, message = done.stdout.splitlines()
+    assert 1 <= int(kept) <= 3
+    assert "ulimit -v" in message
+
+
+@pytest.mark.spark
+def test_two_operators_of_a_hundred_instances(spark: SparkSession, tmp_path: Path) -> None:
+    operators = [Running(spark, tmp_path, 100, 128, name) for name in ("first", "second")]
+    ids = list(range(1_000))
+    for version in range(2):
+        for operator in operators:
+            operator.batch(ids, version, fence=version).collect()
+    for operator in operators:
+        assert operator.counts() == dict.fromkeys(ids, 2)
+
+
+def _limited(limit: int, folders: list[str]) -> None:
+    """In a process of its own: more tables than it has addresses for."""
+    tables = OpenTables()
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for folder in folders:
+        tables.get(Path(folder), LAYOUT)
+    print(len(tables))
+    tables.close()
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, limit))
+    try:
+        tables.get(Path(folders[0]), LAYOUT)
+    except StateFull as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    _limited(int(sys.argv[1]), sys.argv[2:])

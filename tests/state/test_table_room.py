@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -26,18 +24,6 @@ NUMBERS = TableLayout(
 def numbered(numbers: np.ndarray) -> object:
     hashes = numbers.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
     return NUMBERS.key.encode([pa.array(numbers)], hashes ^ (hashes >> np.uint64(31)))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MB."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("no right to mount a small file system")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_full_disk_is_an_error_and_not_a_crash(small_disk: Path) -> None:
@@ -73,7 +59,7 @@ def test_no_room_for_a_table_at_all(folder: Path) -> None:
     full = OSError(28, "No space left on device")
     with mock.patch("os.posix_fallocate", side_effect=full), pytest.raises(StateFull):
         StateTable.create(folder / "t", NUMBERS)
-    assert list((folder / "t").iterdir()) == []
+    assert not (folder / "t").exists()
 
 
 def test_no_room_for_housekeeping_does_not_stop_a_version(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Backup stores, and the manifests that say which checkpoints are in them."""
 
+from anabranch.backup.checkpoints import open_checkpoints as open_checkpoints
 from anabranch.backup.files import Files as Files
 from anabranch.backup.files import FileStore as FileStore
 from anabranch.backup.manifests import Manifest as Manifest

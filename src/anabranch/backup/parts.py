@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.backup.manifests import Manifest, OperatorManifest, Part, part_name
 from anabranch.backup.store import BackupStore
-from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
+from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, DidNotHappen
 from anabranch.state import checkpoint
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.chains import needed
@@ -22,12 +24,14 @@ def back_up(
 ) -> Part:
     """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
 
-    ``data`` is the file of the capture, if it was written already; ``under`` is put before its
-    name. All of this can be repeated
+    ``data`` is the file of the capture, if it was written already; otherwise it is written to a
+    temporary file. ``under`` is put before its name. All of this can be repeated
     after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
     rows another one.
     """
-    data = checkpoint.write(capture) if data is None else data
+    if data is None:
+        with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
+            data = _saved(capture, Path(folder) / "part.arrow")
     digest = checkpoint.checksum(data)
     name = under + part_name(
         capture.operator, capture.instance, capture.version, capture.base is None, digest
@@ -43,6 +47,16 @@ def back_up(
         data.size,
         digest,
     )
+
+
+def _saved(capture: Capture, path: Path) -> pa.Buffer:
+    """The file of a capture, which is in memory only as far as it is being read."""
+    try:
+        checkpoint.save(capture, path)
+        with pa.memory_map(str(path)) as mapped:
+            return mapped.read_buffer()
+    except OSError as error:
+        raise DidNotHappen(f"cannot write a capture to {path}: {error}") from error
 
 
 def retrieve(

@@ -39,7 +39,7 @@ def account(found: Found) -> dict[str, Any]:
     """Everything about a run, for JSON."""
     outcome, delays = found.outcome, found.delays
     window = outcome.window
-    checkpoints = [event for event in outcome.events if event.kind == "checkpoint"]
+    checkpoints = [e for e in outcome.events if e.kind == "checkpoint" and not e.failed]
     last = outcome.batches[-1] if outcome.batches else None
     return {
         "xways": outcome.xways,

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from anabranch.cli.bench import bench
+from anabranch.cli.clean import clean
 from anabranch.cli.cluster import cluster
 from anabranch.cli.demo import demo
 from anabranch.cli.report import report
@@ -42,3 +43,4 @@ main.add_command(state)
 main.add_command(bench)
 main.add_command(cluster)
 main.add_command(report)
+main.add_command(clean)

@@ -15,10 +15,9 @@ from rich.table import Table
 
 from anabranch.backup import (
     BackupStore,
-    Files,
     Manifest,
-    Manifests,
     OperatorManifest,
+    open_checkpoints,
     read_state,
     state_schema,
 )
@@ -37,7 +36,7 @@ _version = click.option("--version", type=int, help="A retained version; the new
 def state() -> None:
     """List, show and export the state in the checkpoint FOLDER of a query.
 
-    FOLDER is what was given to start(), or the place given as backup.
+    FOLDER is what was given to start().
     """
 
 
@@ -46,7 +45,7 @@ def state() -> None:
 def list_state(folder: str) -> None:
     """What there is: versions, operators, columns, sizes."""
     console = Console()
-    manifests = Manifests(_open(folder))
+    manifests, _ = open_checkpoints(folder)
     versions = manifests.versions()
     if not versions:
         raise CheckpointNotFound(f"there is no checkpoint in {folder}")
@@ -114,15 +113,10 @@ def export(folder: str, operator: str | None, version: int | None, target: Path)
     console.print(f"{rows:,} rows of {name} at version {manifest.version} -> {target}")
 
 
-def _open(folder: str) -> BackupStore:
-    return Files(folder).open()
-
-
 def _find(
     folder: str, operator: str | None, version: int | None
 ) -> tuple[BackupStore, Manifest, str]:
-    store = _open(folder)
-    manifests = Manifests(store)
+    manifests, store = open_checkpoints(folder)
     manifest = manifests.latest() if version is None else manifests.get(Version(version))
     if manifest is None:
         raise CheckpointNotFound(f"there is no checkpoint in {folder}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from anabranch.cluster import LocalCluster
+    from anabranch.coordinator.events import Event
     from anabranch.query.running import RunningQuery
 
 _OPERATOR = "counter"
@@ -103,13 +104,17 @@ def _acts(query: RunningQuery, cluster: LocalCluster, console: Console) -> None:
     victim = [host for host, has in query.nodes.items() if has][-1]
     console.print(f"killing node {victim}, which runs {', '.join(query.nodes[victim])}")
     cluster.kill(victim)
-    _until(query, lambda: any(event.kind == "recovery" for event in query.events))
-    recovered = [event for event in query.events if event.kind == "recovery"][-1]
+    _until(query, lambda: bool(_recoveries(query)))
+    recovered = _recoveries(query)[-1]
     console.print(
         f"recovered in {recovered.seconds:.1f} s: restored at batch "
         f"{recovered.details['restored']}, ran {recovered.details['replayed']} batches again"
     )
     _batches(query, console, "3 instances on one node fewer")
+
+
+def _recoveries(query: RunningQuery) -> list[Event]:
+    return [event for event in query.events if event.kind == "recovery" and not event.failed]
 
 
 def _batches(query: RunningQuery, console: Console, title: str) -> None:

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from anabranch.backup.store import BackupStore
+from anabranch.backup.upstream import Upstream
 from anabranch.errors import DidNotHappen, QueryFailed, StoreError
 from anabranch.nodes.client import NodeStore
 from anabranch.nodes.remote import RemoteBench
@@ -26,8 +27,6 @@ from anabranch.spark.nodes import executor, live_hosts, request_nodes
 from anabranch.spark.pinning import one_task_each
 
 _log = logging.getLogger("anabranch")
-_LIMIT = 1 << 36
-_LONGEST_CALL = 600.0
 _PING_SECONDS = 3.0
 _TRUSTED_SECONDS = 2.0
 """Who has just answered is not asked again: what it is wanted for would fail, and be retried."""
@@ -40,6 +39,7 @@ class Cluster:
 
     An agent that has died alone is started again; one whose executor is gone is gone with it.
     ``files`` is the place of the backups, or None if the nodes keep them for each other.
+    ``upstream`` says how much they keep, and how long they are waited for.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Cluster:
         files: str | None,
         secret: Secret,
         tls: Tls | None = None,
+        upstream: Upstream = Upstream(),  # noqa: B008
     ) -> None:
         self._spark = spark
         self._root = root
@@ -56,6 +57,7 @@ class Cluster:
         self._secret = secret
         self._signer = Signer(secret)
         self._tls = tls
+        self._upstream = upstream
         self._trusted = None if tls is None else tls.trusted()
         self._agents: dict[str, NodeStore] = {}
         self._answered: dict[str, float] = {}
@@ -101,7 +103,9 @@ class Cluster:
                 if gone := sorted(set(missing) - self.alive()):
                     raise DidNotHappen(f"no executor is left on {', '.join(gone)}")
                 self._start(missing)
-            raise QueryFailed(f"no agent could be started on {missing}: see agent.log there")
+            raise QueryFailed(
+                f"no agent could be started on {missing}: see agent.log in its folder of backups"
+            )
 
     def forget(self, host: str) -> None:
         """A node is gone."""
@@ -140,11 +144,13 @@ class Cluster:
 
     def _start(self, hosts: Sequence[str]) -> None:
         secret = self._secret.to_hex()
-        run = partial(_start_here, tuple(hosts), self._root, self._files, secret, self._tls)
+        run = partial(
+            _start_here, tuple(hosts), self._root, self._files, secret, self._tls, self._upstream
+        )
         rows = one_task_each(self._spark, hosts).mapInArrow(run, _ANSWER).collect()
         for host, address in rows:
             if address is not None:
-                self._agents[host] = self._node(address, _LONGEST_CALL)
+                self._agents[host] = self._node(address, self._upstream.timeout_seconds)
 
     def _node(self, address: str, timeout: float) -> NodeStore:
         return NodeStore(address, self._signer, timeout=timeout, tls_root=self._trusted)
@@ -156,6 +162,7 @@ def _start_here(
     files: str | None,
     secret: str,
     tls: Tls | None,
+    upstream: Upstream,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Runs in a task on a node."""
@@ -169,6 +176,7 @@ def _start_here(
     if here.host == wanted:
         folder = root.path(here.host)
         work: dict[str, Any] = {"root": str(folder), "secret": secret, "files": files}
+        work["timeout"] = upstream.timeout_seconds
         if tls is not None:
             work["trusted"] = tls.root
         address = str(
@@ -176,11 +184,13 @@ def _start_here(
                 secret=Secret.from_hex(secret),
                 host=wanted,
                 folder=root.backups(wanted),
-                limit=_LIMIT,
+                limit=upstream.capacity_bytes,
+                transfer_timeout=upstream.timeout_seconds,
                 watch_pid=here.pid,
                 actions="anabranch.nodes.actions:make",
                 context=work,
-                log=folder / "agent.log",
+                # On a disk: a log is of no use to state, and would take memory from it.
+                log=root.backups(wanted) / "agent.log",
                 tls_cert=None if tls is None else Path(tls.certificate),
                 tls_key=None if tls is None else Path(tls.key),
                 tls_root=None if tls is None else Path(tls.root),

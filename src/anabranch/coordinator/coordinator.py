@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -18,8 +18,8 @@ from anabranch.coordinator.checkpoints import Checkpoints, Taken
 from anabranch.coordinator.cluster import Cluster
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog
 from anabranch.coordinator.events import Events
-from anabranch.coordinator.failures import lost_worker, translated
-from anabranch.coordinator.frames import Frames, Step
+from anabranch.coordinator.failures import lost_worker, reshaped, translated
+from anabranch.coordinator.frames import Frames, Step, read_in_part
 from anabranch.coordinator.progress import Progress, operator_progress
 from anabranch.coordinator.recovery import Recovery
 from anabranch.coordinator.replay import Buffers
@@ -27,12 +27,13 @@ from anabranch.coordinator.routers import packing_of, router_of
 from anabranch.coordinator.scaling import Scaling
 from anabranch.coordinator.sentinel import watching
 from anabranch.coordinator.tables import Tables
-from anabranch.errors import AnabranchError, QueryFailed, StateMissing, StoreError
+from anabranch.errors import AnabranchError, QueryFailed, Reshaped, StateMissing, StoreError
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.root import StateRoot
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
+from anabranch.spark.jobs import Jobs, tagged
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.reports import Report, Reports
@@ -95,7 +96,7 @@ class Running:
     def renewed(self, routing: Routing) -> Routing:
         """The same routing under an epoch that no other has had: it has tables of its own."""
         with self._lock:
-            now = max(of.epoch for of in self.routing.values())
+            now = max((of.epoch for of in self.routing.values()), default=0)
             self._newest_epoch = max(self._newest_epoch, now, routing.epoch) + 1
             return replace(routing, epoch=self._newest_epoch)
 
@@ -120,6 +121,7 @@ class Coordinator:
             isinstance(output.sink, Replaceable) for output in running.plan.outputs
         )
         self._tuned: SparkSession | None = None
+        self._computed_first = read_in_part(running.plan)
         self.routers: dict[Stateful, Router | PackedRouter] = {}
         self.reroute()
         self._recovery = Recovery(self)
@@ -204,7 +206,9 @@ class Coordinator:
         delivery = Delivery(self.running.query, version, self._first)
         batch_time = self.running.logs.batch_time(version)
         suspicious = False
-        for attempt in range(1, _ATTEMPTS + 1):
+        attempt = 0
+        while attempt < _ATTEMPTS:
+            attempt += 1
             if not self._healed(thorough=suspicious, last=attempt == _ATTEMPTS):
                 suspicious = True
                 time.sleep(_pause(attempt))
@@ -213,24 +217,32 @@ class Coordinator:
             replayed = version <= self.running.replay_until
             order = None if replayed else self.running.checkpoints.order()
             steps = self._steps(version, batch_time, order)
-            frames = Frames(self.running.plan, frame, steps, self._reports)
+            frames = Frames(self.running.plan, frame, steps, self._reports, self._computed_first)
             try:
-                with self.watching():
+                with self.watching(), tagged(self._context) as jobs:
                     for output in self.running.plan.outputs:
                         if replayed:
                             frames.discard(output)
                         else:
                             frames.deliver(output, delivery)
-                complete = self._complete(version)
+                    complete = self._complete(version, frames, jobs)
                 self._keep(version, steps)
                 return complete, order, attempt
             except Exception as error:
+                _trim(steps.values())
+                if not self.stopping and reshaped(error) and self._compute_first(frames.reshapable):
+                    attempt -= 1  # not the fault of a worker
+                    continue
                 suspicious = isinstance(translated(error), StateMissing)
                 curable = lost_worker(error) or self._recovery.can_cure(error)
                 if self.stopping or attempt == _ATTEMPTS or not curable:
                     raise
-                _log.warning("batch %s: a worker was lost, trying again", version)
-                _trim(steps.values())
+                _log.warning(
+                    "Batch %s failed for want of a process (attempt %s of %s); running it again.",
+                    version,
+                    attempt,
+                    _ATTEMPTS,
+                )
                 if self.running.cluster is not None:
                     # Spark may not have noticed yet which executor is gone.
                     time.sleep(_pause(attempt))
@@ -362,17 +374,46 @@ class Coordinator:
             for node, bound in self.running.bounds.items()
         }
 
-    def _complete(self, version: Version) -> dict[tuple[str, int], Report]:
-        """The reports of all instances; a batch without one of them has not happened."""
+    def _complete(
+        self, version: Version, frames: Frames, jobs: Jobs
+    ) -> dict[tuple[str, int], Report]:
+        """The reports of all instances; a batch without one of them has not happened.
+
+        Where a sink or a transform read only a part of the rows, operators are run to their end.
+        """
         reports = self._reports.take(version)
-        for name, routing in self.running.routing.items():
-            for instance in range(routing.instances):
-                if (name, instance) not in reports:
-                    raise QueryFailed(
-                        f"operator {name!r}, instance {instance}, did not report on batch "
-                        f"{version}; does a sink read only a part of its input?"
-                    )
+        missing = self._missing(reports)
+        if not missing:
+            return reports
+        if frames.reshapable - self._computed_first and jobs.any_failed():
+            raise Reshaped(
+                f"batch {version}: a job failed inside a function of the query, which went on"
+            )
+        self._compute_first(missing)
+        frames.finish(missing)
+        reports |= self._reports.take(version)
+        for node in self._missing(reports):
+            raise QueryFailed(
+                f"operator {node.name!r}: not all of its instances reported on batch {version}"
+            )
         return reports
+
+    def _missing(self, reports: Mapping[tuple[str, int], Report]) -> set[Stateful]:
+        return {
+            node
+            for node in self.running.bounds
+            for instance in range(self.running.routing[node.name].instances)
+            if (node.name, instance) not in reports
+        }
+
+    def _compute_first(self, nodes: Collection[Stateful]) -> bool:
+        """Compute these operators by jobs of their own from now on; whether any was not before."""
+        new = set(nodes) - self._computed_first
+        self._computed_first |= new
+        if new:
+            names = ", ".join(sorted(node.name for node in new))
+            _log.info("The results of %s are computed before they are handed on.", names)
+        return bool(new)
 
     def _commit(
         self, version: Version, reports: Iterable[Report], order: CaptureOrder | None

@@ -23,6 +23,7 @@ _FOLDER = "events/"
 _PER_FILE = 256
 _RECENT = 1000
 _FILES = 40
+_LONGEST_ERROR = 2000
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Event:
     seconds: float = 0.0
     """How long it took."""
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it did not succeed; ``details["error"]`` says why."""
+        return "error" in self.details
 
     def to_json(self) -> str:
         """One line of the log."""
@@ -92,7 +98,15 @@ class Events:
 
     @contextmanager
     def timed(self, kind: str, **details: Any) -> Iterator[dict[str, Any]]:
-        """An event that takes time; more details can be put into what is yielded."""
+        """An event that takes time; more details can be put into what is yielded.
+
+        One whose block raises is written with the ``error``, and the error goes on.
+        """
         started = time.perf_counter()
-        yield details
-        self.add(kind, time.perf_counter() - started, **details)
+        try:
+            yield details
+        except BaseException as error:
+            details["error"] = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+            raise
+        finally:
+            self.add(kind, time.perf_counter() - started, **details)

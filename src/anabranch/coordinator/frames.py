@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,16 +13,28 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from anabranch.plan.bind import Bound
-from anabranch.plan.graph import Node, Output, Plan, Side, Source, Stateful, Transform, Unpack
+from anabranch.plan.graph import (
+    Node,
+    Output,
+    Plan,
+    Side,
+    Source,
+    Stateful,
+    Transform,
+    Unpack,
+    inputs,
+)
 from anabranch.spark.buffers import Buffer
+from anabranch.spark.computed import Computed
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.packing import PACKED, Batches, read_values
 from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, both_sides
+from anabranch.spark.sinks.simple import ConsoleSink, MemorySink
 from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
 from anabranch.spark.sources import separate
-from anabranch.spark.task import LATE, OperatorTask
-from anabranch.spark.types import spark_schema
+from anabranch.spark.task import LATE, OperatorTask, conform
+from anabranch.spark.types import spark_form, spark_schema
 
 
 @dataclass
@@ -44,17 +56,30 @@ class Frames:
     What feeds several consumers is kept until :meth:`release`: an operator is then run once, and
     not once per consumer. Would a kept block be lost, Spark runs the operator again, and its table
     rolls back first; the outcome is the same.
+
+    A task knows by the number of its partition which instance it runs. That goes wrong where a
+    function of the user, or a union, merges or shifts the partitions of an operator before they are
+    computed. The operators in ``computed_first`` are therefore computed by a job of their own, and
+    what reads them finds finished rows.
     """
 
     def __init__(
-        self, plan: Plan, batch: DataFrame, steps: Mapping[Stateful, Step], reports: Reports
+        self,
+        plan: Plan,
+        batch: DataFrame,
+        steps: Mapping[Stateful, Step],
+        reports: Reports,
+        computed_first: Collection[Stateful] = (),
     ) -> None:
         self._plan = plan
         self._steps = steps
         self._reports = reports
+        self._computed_first = computed_first
         self._frames: dict[Node, DataFrame] = {}
-        self._mixed: dict[Stateful, DataFrame] = {}
+        self._whole_frames: dict[Stateful, DataFrame] = {}
+        self._inputs: dict[Stateful, DataFrame] = {}
         self._kept: list[DataFrame] = []
+        self._computed: list[Computed] = []
         sources = plan.sources()
         for source, frame in zip(sources, separate(batch, len(sources)), strict=True):
             self._frames[source] = self._keep_if_shared(source, frame)
@@ -73,12 +98,47 @@ class Frames:
 
     def discard(self, output: Output) -> None:
         """Run the operators behind a sink, for the sake of their state alone."""
-        self._frame(output.input).write.format("noop").mode("overwrite").save()
+        _run_all(self._frame(output.input))
+
+    @property
+    def reshapable(self) -> set[Stateful]:
+        """The operators whose rows were given to a function of the user, which may do anything."""
+        return {node for node in self._whole_frames if self._given_away(node)}
+
+    def finish(self, nodes: Collection[Stateful]) -> None:
+        """Run operators to their end of whose rows only a part was read."""
+        # Those behind others first: they may themselves read only a part of what those make.
+        again: set[Stateful] = set(nodes)
+        for node in reversed(self._plan.operators()):
+            if any(after in again for after in self._plan.operators_after(node)):
+                again |= {node} & self._whole_frames.keys()
+            if node in again and not self._is_packed(node):
+                _run_all(self._whole(node))
 
     def release(self) -> None:
         """Let go of everything that was kept."""
         for frame in self._kept:
             frame.unpersist()
+        for computed in self._computed:
+            computed.release()
+
+    def _given_away(self, node: Stateful | Side) -> bool:
+        for after in self._plan.consumers(node):
+            match after:
+                case Transform():
+                    return True
+                case Output(_, sink):
+                    if not isinstance(sink, PartSink | MemorySink):
+                        return True
+                case Side():
+                    if self._given_away(after):
+                        return True
+        return False
+
+    def _is_packed(self, node: Stateful) -> bool:
+        """Whether an operator runs to its end whenever the one after it runs."""
+        after = self._plan.consumers(node)
+        return any(isinstance(each, Stateful) and self._steps[each].bound.packed for each in after)
 
     def _frame(self, node: Node) -> DataFrame:
         if node not in self._frames:
@@ -90,7 +150,7 @@ class Frames:
             case Transform(before, function):
                 return function(self._frame(before))
             case Unpack(before, column, schema):
-                read = partial(read_values, column, schema)
+                read = partial(_read, column, schema)
                 return self._frame(before).mapInArrow(read, spark_schema(schema))
             case Stateful():
                 return without_late(self._steps[node], self._whole(node))
@@ -101,12 +161,16 @@ class Frames:
 
     def _whole(self, node: Stateful) -> DataFrame:
         """An operator's rows with its side output still among them."""
-        step = self._steps[node]
-        if not step.bound.side:
-            return self._run(step)
-        if node not in self._mixed:
-            self._mixed[node] = self._keep(self._run(step))
-        return self._mixed[node]
+        if node not in self._whole_frames:
+            step = self._steps[node]
+            frame = self._run(step)
+            if node in self._computed_first:
+                self._computed.append(Computed(frame))
+                frame = self._computed[-1].frame
+            elif step.bound.side:
+                frame = self._keep(frame)
+            self._whole_frames[node] = frame
+        return self._whole_frames[node]
 
     def _run(self, step: Step) -> DataFrame:
         run = partial(step.task.run, self._reports)
@@ -114,6 +178,11 @@ class Frames:
 
     def _input(self, step: Step) -> DataFrame:
         node = step.bound.node
+        if node not in self._inputs:
+            self._inputs[node] = self._routed(node, step)
+        return self._inputs[node]
+
+    def _routed(self, node: Stateful, step: Step) -> DataFrame:
         if isinstance(step.router, PackedRouter):
             frame = self._packed(node.inputs[0], step.router)
         elif len(node.inputs) == 1:
@@ -139,6 +208,8 @@ class Frames:
                 raise TypeError(f"the rows of {before} come from Spark, and not packed")
 
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
+        if node in self._computed_first:
+            return frame
         consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Side)]
         return self._keep(frame) if len(consumers) > 1 else frame
 
@@ -146,6 +217,33 @@ class Frames:
         kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
         self._kept.append(kept)
         return kept
+
+
+def read_in_part(plan: Plan) -> set[Stateful]:
+    """The operators of which the plan itself says that they are to be computed first.
+
+    Their partitions are not the first in a union, as on the right of a join, or only the first of
+    their rows are looked at.
+    """
+    found: set[Stateful] = set()
+    for node in plan.operators():
+        for before in node.inputs[1:]:
+            found |= _operators_at(before)
+    for output in plan.outputs:
+        if isinstance(output.sink, ConsoleSink):
+            found |= _operators_at(output.input)
+    return found
+
+
+def _operators_at(node: Node) -> set[Stateful]:
+    """The operators whose rows reach a node without passing another one."""
+    if isinstance(node, Stateful):
+        return {node}
+    return {up for before in inputs(node) for up in _operators_at(before)}
+
+
+def _run_all(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
 
 
 def result_schema(bound: Bound) -> StructType:
@@ -159,6 +257,12 @@ def result_schema(bound: Bound) -> StructType:
 def without_late(step: Step, whole: DataFrame) -> DataFrame:
     """The results of an operator without its side output."""
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
+
+
+def _read(column: str, schema: pa.Schema, batches: Batches) -> Batches:
+    form = spark_form(schema)
+    for rows in read_values(column, schema, batches):
+        yield conform(rows, form, "unpack")
 
 
 def _run_and_divide(

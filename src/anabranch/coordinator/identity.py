@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anabranch.backup.checkpoints import QUERY
 from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
 from anabranch.plan.bind import Bound
 from anabranch.state.groups import Routing
 
-_FILE = "query.json"
 _RUN_BITS = 32
 
 
@@ -46,10 +46,10 @@ class Identity:
 def load(store: BackupStore) -> Identity | None:
     """The query that a checkpoint folder belongs to, or None if the folder is new."""
     try:
-        data = store.get(_FILE).to_pybytes()
+        data = store.get(QUERY).to_pybytes()
     except CheckpointNotFound:
         return None
-    value = unseal("query", data, name=_FILE)
+    value = unseal("query", data, name=QUERY)
     try:
         operators = value["operators"]
         return Identity(
@@ -63,7 +63,7 @@ def load(store: BackupStore) -> Identity | None:
             value["backup"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointCorrupt(f"{_FILE}: not the description of a query: {error}") from error
+        raise CheckpointCorrupt(f"{QUERY}: not the description of a query: {error}") from error
 
 
 def new_query() -> str:
@@ -89,7 +89,7 @@ def save(store: BackupStore, identity: Identity) -> None:
         "backup": identity.backup,
         "operators": operators,
     }
-    store.put(_FILE, seal("query", value))
+    store.put(QUERY, seal("query", value))
 
 
 def describe(bound: Bound) -> dict[str, Any]:

@@ -8,7 +8,7 @@ over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from anabranch.backup.sealed import seal, unseal
@@ -83,31 +83,27 @@ def plan(
 
 
 def plan_after_power_failure(
-    start: Version, logs: SparkLogs, begun: Rewind | None, *, replaceable: bool
+    start: Version,
+    known: Mapping[Version, str],
+    logs: SparkLogs,
+    begun: Rewind | None,
+    *,
+    replaceable: bool,
 ) -> Rewind:
     """What to run again after the newest checkpoint, as far as Spark's log survived.
 
     No result after the checkpoint counts. What can be run as it was is; after that Spark plans
-    anew, from the offsets of the checkpoint on. A sink that is not ``replaceable`` was given
-    batches only after their offsets were flushed, so none of those may be missing.
+    anew, from the offsets of the checkpoint on, which are ``known``. A sink that is not
+    ``replaceable`` was given batches only after their offsets were flushed, so none may be missing.
     """
     planned = logs.planned()
-    offsets: dict[Version, str] = {}
-    version = Version(start + 1)
-    while True:
-        if version in planned and logs.intact(version):
-            offsets[version] = logs.offsets(version)
-        elif begun is not None and version in begun.offsets:
-            offsets[version] = begun.offsets[version]
-        else:
-            break
-        version = Version(version + 1)
-    newest = max(planned, default=start)
+    offsets = logs.surviving(start, {**({} if begun is None else begun.offsets), **known})
+    newest, reached = max(planned, default=start), Version(start + len(offsets))
     purged = start < 0 and bool(planned) and planned[0] > 0 and newest >= _RETAINED
-    if purged or (not replaceable and newest > version):
+    if purged or (not replaceable and newest > reached + 1):
         raise StateMissing(
             f"the state of version {newest} is lost with the machine's power; the newest whole "
             f"checkpoint is of version {start}, and Spark's log does not have the offsets of batch "
-            f"{version} after it. Restore an older copy of the folder, or start in a new one"
+            f"{reached + 1} after it. Restore an older copy of the folder, or start in a new one"
         )
-    return Rewind(Version(version - 1), offsets)
+    return Rewind(reached, offsets)

@@ -38,8 +38,8 @@ class Shortening:
     def consider(self, manifest: Manifest) -> None:
         """Begin to merge the files of a manifest, if they are many and nothing is being merged."""
         chains = {name: _by_instance(operator) for name, operator in manifest.operators.items()}
-        longest = max(len(chain.parts) for of in chains.values() for chain in of.values())
-        if self._run is None and longest > _LONGEST_CHAIN:
+        lengths = [len(chain.parts) for of in chains.values() for chain in of.values()]
+        if self._run is None and max(lengths, default=0) > _LONGEST_CHAIN:
             self._run = _Run(self._merge, chains, self._events)
             self._run.start()
 

@@ -14,6 +14,7 @@ from typing import Any
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
+from anabranch.backup.checkpoints import QUERY
 from anabranch.backup.files import Files, FileStore
 from anabranch.backup.manifests import Manifest, Manifests
 from anabranch.backup.peers import PeerStore
@@ -59,7 +60,6 @@ _log = logging.getLogger("anabranch")
 _NODES_SECONDS = 60.0
 _HOLDERS_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
-_QUERY = "query.json"
 _OWN = frozenset({"commits", "events", "manifests", "parts", "spark"})
 """The folders that a query has in its checkpoint folder."""
 
@@ -109,7 +109,7 @@ class Place:
         filesystem, folder = resolve(self.folder)
 
         def is_query(path: str) -> bool:
-            found = filesystem.get_file_info(posixpath.join(path, _QUERY))
+            found = filesystem.get_file_info(posixpath.join(path, QUERY))
             return bool(found.type == fs.FileType.File)
 
         for own in sorted(_OWN):
@@ -179,7 +179,8 @@ def assemble(
     if is_local(spark):
         cluster, tables, parts = None, *_on_one_machine(place, bounds, root, before, routing)
     else:
-        cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls)
+        upstream = place.backup if isinstance(place.backup, Upstream) else Upstream()
+        cluster = Cluster(spark, root, _files(place), Secret.new(), place.tls, upstream)
         tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
     logs = SparkLogs(place.spark)
     manifests = Manifests(place.store, parts)
@@ -220,7 +221,7 @@ def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[str, Any]:
             if isinstance(output.sink, Replaceable):
                 output.sink.flush()
         logs.flush(version)
-        return {"offsets": logs.offsets(version)}
+        return {"offsets": logs.newest_offsets(version)}
     except OSError as error:
         raise DidNotHappen(f"the results up to version {version} are not flushed: {error}") from (
             error
@@ -366,8 +367,9 @@ def _recover_after_power_failure(
     start = running.committed.version
     sinks = [output.sink for output in running.plan.outputs]
     replaceable = [sink for sink in sinks if isinstance(sink, Replaceable)]
+    known = {} if manifest is None else _offsets_of(manifest)
     again = rewind.plan_after_power_failure(
-        start, running.logs, begun, replaceable=len(replaceable) == len(sinks)
+        start, known, running.logs, begun, replaceable=len(replaceable) == len(sinks)
     )
     running.replay_until = start
     running.events.add("power failure", restored=start, again=again.target - start)
@@ -383,13 +385,17 @@ def _recover_after_power_failure(
     for sink in replaceable:
         sink.take_back(running.query, start)
     running.logs.forget_after(start)
-    running.logs.repair(start, None if manifest is None else manifest.info["offsets"])
+    running.logs.repair(start, known)
     return again
 
 
 def _commit_of(manifest: Manifest) -> Commit:
     times = times_of(manifest.info["times"])
-    return Commit(manifest.version, times, digest(manifest.info["offsets"]))
+    return Commit(manifest.version, times, digest(_offsets_of(manifest)[manifest.version]))
+
+
+def _offsets_of(manifest: Manifest) -> dict[Version, str]:
+    return {Version(int(v)): str(text) for v, text in manifest.info["offsets"].items()}
 
 
 def _start_from(running: Running, manifest: Manifest | None, before: Mapping[str, Routing]) -> None:
@@ -448,6 +454,9 @@ def _place(running: Running, alive: frozenset[str]) -> None:
 def settle(place: Place, running: Running) -> None:
     """Note how operators are divided now that their tables are; drop what is of no use any more."""
     running.buffers.clear()
+    for output in running.plan.outputs:
+        if isinstance(output.sink, Replaceable):
+            output.sink.resume(running.query, running.checkpoints.stored)
     running.trusted = True
     running.remember()
     alive = () if running.cluster is None else running.cluster.alive()

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+
 from anabranch.backup.manifests import OperatorManifest, Part
 from anabranch.backup.peers import peer_name
 from anabranch.nodes.workbench import Bench, Workbench
@@ -108,7 +110,7 @@ class Tables:
         """:meth:`capture` for every operator."""
         return {name: self.capture(name, of, version) for name, of in routing.items()}
 
-    def fetch(self, operator: str, files: Mapping[int, str]) -> list[bytes]:
+    def fetch(self, operator: str, files: Mapping[int, str]) -> list[pa.Buffer]:
         """The bytes of capture files, which are removed."""
         return _each(lambda i: self._bench(operator, i).fetch(files[i]), list(files))
 

@@ -11,27 +11,34 @@ import importlib
 import json
 import logging
 import os
+import resource
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from anabranch.errors import PlanError, StateLocked
+from anabranch.nodes.chunks import TIMEOUT
+from anabranch.nodes.log import Trimmed, trim
 from anabranch.nodes.server import Agent, Handler
 from anabranch.nodes.starting import ADDRESS, join
 from anabranch.nodes.tickets import Secret, Verifier
+from anabranch.nodes.tls import server_context
 from anabranch.nodes.vault import Vault
 from anabranch.priority import process_gives_way
+from anabranch.private import private_folder
 from anabranch.state.lock import locked
 
-_BACKUPS = "backups"
+_BACKUPS, _SCRATCH = "backups", "scratch"
 _GRACE = 1.0
+_LOOK_AT_LOG = 1.0
+_MOST_FILES = 1 << 14
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +50,10 @@ class Config:
     secret: str = field(repr=False)
     host: str
     folder: str
-    limit: int
+    limit: int | None
     port: int = 0
+    log: str | None = None
+    timeout: float = TIMEOUT
     watch_pid: int | None = None
     actions: str | None = None
     context: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -68,8 +77,10 @@ class Config:
 
 def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any]], None]) -> None:
     """Serve until ``done``, or until someone tells the agent to stop; answer when ready."""
-    folder = Path(config.folder)
+    folder = private_folder(Path(config.folder))
     with locked(folder, timeout=0):
+        # Parts on their way are kept beside the backups: elsewhere may be memory.
+        tempfile.tempdir = str(_emptied(folder / _SCRATCH))
         vault = Vault(folder / _BACKUPS, config.limit)
         agent = _listen(config, vault, done)
         _log.info("serving %r at %s port %d", vault, config.host, agent.port)
@@ -79,12 +90,20 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         if config.actions is not None:
             # Loading kernels takes seconds; the first table must not wait for it.
             threading.Thread(target=_warm, name="warm", daemon=True).start()
-        done.wait()
+        while not done.wait(_LOOK_AT_LOG):
+            # Not all that is written there goes through a logger.
+            if config.log is not None:
+                trim(Path(config.log))
         address.unlink(missing_ok=True)
         # Backups are stored whole or not at all, so nobody is waited for very long.
         ending = threading.Thread(target=agent.shutdown, daemon=True)
         ending.start()
         ending.join(_GRACE)
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    return private_folder(folder)
 
 
 def _warm() -> None:
@@ -96,23 +115,28 @@ def _warm() -> None:
 def _listen(config: Config, vault: Vault, done: threading.Event) -> Agent:
     actions = load_actions(config.actions, config.context, vault)
     verifier = Verifier(Secret.from_hex(config.secret))
+    tls = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        tls = server_context(config.tls_cert, config.tls_key)
     try:
         agent = Agent(
-            location(config.host, config.port, tls=config.tls_cert is not None),
+            config.host,
+            config.port,
             vault,
             verifier,
             actions,
-            tls=_tls(config),
+            tls=tls,
+            timeout=config.timeout,
             stopping=done,
         )
-        # Nobody knows the port before it is told.
-        verifier.address = join(config.host, agent.port)
-        return agent
-    except pa.ArrowException as error:
+    except OSError as error:
         raise PlanError(
             f"cannot listen at {config.host} port {config.port}: {error}; give an address of this "
             "machine, and a port that is free, or 0"
         ) from error
+    # Nobody knows the port before it is told.
+    verifier.address = join(config.host, agent.port)
+    return agent
 
 
 def watch(pid: int, done: threading.Event) -> None:
@@ -144,11 +168,6 @@ def load_actions(path: str | None, context: dict[str, Any], vault: Vault) -> Map
     return actions
 
 
-def location(host: str, port: int, *, tls: bool) -> str:
-    """The address in the form that Flight takes."""
-    return f"grpc+{'tls' if tls else 'tcp'}://{join(host, port)}"
-
-
 def record(path: Path, value: dict[str, Any]) -> None:
     """Write a small file that only this user reads, at once."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -157,12 +176,6 @@ def record(path: Path, value: dict[str, Any]) -> None:
     with os.fdopen(descriptor, "w") as file:
         json.dump(value, file)
     partial.rename(path)
-
-
-def _tls(config: Config) -> tuple[bytes, bytes] | None:
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    return Path(config.tls_cert).read_bytes(), Path(config.tls_key).read_bytes()
 
 
 def _answers() -> Callable[[dict[str, Any]], None]:
@@ -185,11 +198,29 @@ def _read_config() -> Config:
     return Config.parse(line)
 
 
+def _log_to(path: str | None) -> None:
+    """Log to the standard error, which is a file, and stays small, if its path is given."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=[logging.StreamHandler() if path is None else Trimmed(Path(path))],
+        force=True,
+    )
+
+
+def _open_many_files() -> None:
+    """Be allowed as many connections as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> int:
     """Run until told to end; the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    # Whatever is written from here on is for this user alone.
+    os.umask(0o077)
+    _log_to(None)
     process_gives_way()
     answer = _answers()
     done = threading.Event()
@@ -197,6 +228,8 @@ def main() -> int:
         signal.signal(number, lambda *_: done.set())
     try:
         config = _read_config()
+        _log_to(config.log)
+        _open_many_files()
         if config.watch_pid is not None:
             watch(config.watch_pid, done)
         serve(config, done, answer)

@@ -1,83 +1,102 @@
-"""A block of bytes as a stream of Arrow batches, one chunk in each, and back."""
+"""A block of bytes over a connected socket, a chunk at a time, with a checksum.
+
+The time limit of the socket is that of one chunk: a transfer may take as long as it likes, but
+must go on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import xxhash
 
 from anabranch.errors import DidNotHappen
 
+TIMEOUT = 30.0
+"""For how many seconds a transfer may stand still, unless another time is given."""
 CHUNK = 1 << 20
-_BYTES = b"bytes"
-_COLUMN = pa.field("chunk", pa.binary(), nullable=False)
-SCHEMA = pa.schema([_COLUMN])
+CHECKSUM_BYTES = 8
 
 
-def schema_of(size: int) -> pa.Schema:
-    """The schema of a stream that says how many bytes will come."""
-    return SCHEMA.with_metadata({_BYTES: str(size)})
-
-
-def size_in(schema: pa.Schema, what: str) -> int:
-    """The number of bytes that :func:`schema_of` announced; ``what`` heads the error."""
-    try:
-        return int((schema.metadata or {})[_BYTES])
-    except (KeyError, ValueError) as error:
-        raise DidNotHappen(f"{what}: the stream does not say how many bytes it has") from error
-
-
-def split(data: pa.Buffer, schema: pa.Schema = SCHEMA) -> Iterator[pa.RecordBatch]:
-    """The bytes in chunks, which are views of ``data``."""
-    for start in range(0, data.size, CHUNK):
-        chunk = data[start : start + CHUNK]
-        offsets = pa.py_buffer(np.array([0, chunk.size], np.int32))
-        column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, chunk])
-        yield pa.RecordBatch.from_arrays([column], schema=schema)
-
-
-def checksum_of(data: pa.Buffer) -> str:
+def checksum_of(data: bytes | memoryview) -> str:
     """What is sent with the bytes to tell whether they came as they were."""
     return str(xxhash.xxh3_64_hexdigest(data))
 
 
-class Gathering:
-    """Chunks put together again; never more bytes than were announced.
+def flat(data: Any) -> memoryview:
+    """The bytes of anything that has some in one piece."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
-    ``what`` is being done stands at the head of every error.
+
+def send(sock: socket.socket, data: bytes | memoryview) -> None:
+    """Send all of these bytes. Unlike ``sendall``, it may take any time in all."""
+    view = flat(data)
+    sent = 0
+    while sent < len(view):
+        sent += sock.send(view[sent : sent + CHUNK])
+
+
+def send_file(sock: socket.socket, descriptor: int, size: int) -> None:
+    """Send the first bytes of a file, and then their checksum."""
+    hashed = xxhash.xxh3_64()
+    chunk = memoryview(bytearray(min(CHUNK, size)))
+    at = 0
+    while at < size:
+        count = os.preadv(descriptor, [chunk[: size - at]], at)
+        if count == 0:
+            raise OSError(f"the file has {at} bytes, and should have {size}")
+        hashed.update(chunk[:count])
+        send(sock, chunk[:count])
+        at += count
+    send(sock, hashed.digest())
+
+
+def receive(sock: socket.socket, size: int, take: Callable[[memoryview], None], what: str) -> str:
+    """Hand exactly so many bytes to ``take`` as they come; their checksum.
+
+    DidNotHappen, headed by ``what`` is being done, if they stop coming.
     """
+    hashed = xxhash.xxh3_64()
+    chunk = memoryview(bytearray(min(CHUNK, size)))
+    count = 0
+    while count < size:
+        came = _some(sock, chunk[: size - count], count, size, what)
+        hashed.update(chunk[:came])
+        take(chunk[:came])
+        count += came
+    return hashed.hexdigest()
 
-    def __init__(self, size: int, what: str) -> None:
-        self._what = what
-        self._data = np.empty(size, np.uint8)
-        self._count = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take the next batch of the stream."""
-        if not batch.schema.equals(SCHEMA) or batch.num_rows != 1:
-            raise DidNotHappen(f"{self._what}: a chunk is one row of one binary column")
-        # What comes over the network may point beyond its own buffers.
-        try:
-            batch.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise DidNotHappen(f"{self._what}: a chunk is malformed: {error}") from error
-        chunk = batch.column(0)[0].as_buffer()
-        if chunk is None or self._count + chunk.size > self._data.size:
-            raise DidNotHappen(
-                f"{self._what}: more bytes than the {self._data.size} that were announced"
-            )
-        self._data[self._count : self._count + chunk.size] = np.frombuffer(chunk, np.uint8)
-        self._count += chunk.size
+def receive_into(sock: socket.socket, view: memoryview, what: str) -> str:
+    """Fill ``view`` with the next bytes, in the same way; their checksum."""
+    hashed = xxhash.xxh3_64()
+    count, size = 0, len(view)
+    while count < size:
+        came = _some(sock, view[count : count + CHUNK], count, size, what)
+        hashed.update(view[count : count + came])
+        count += came
+    return hashed.hexdigest()
 
-    def finish(self, checksum: str | None = None) -> pa.Buffer:
-        """All of the bytes, if they came, and have this checksum."""
-        if self._count != self._data.size:
-            raise DidNotHappen(f"{self._what}: only {self._count} of {self._data.size} bytes came")
-        data = pa.py_buffer(self._data)
-        if checksum is not None and (found := checksum_of(data)) != checksum:
-            raise DidNotHappen(
-                f"{self._what}: the checksum of the bytes that came is {found}, not {checksum}"
-            )
-        return data
+
+def _some(sock: socket.socket, view: memoryview, count: int, size: int, what: str) -> int:
+    try:
+        came = sock.recv_into(view)
+    except OSError as error:
+        raise DidNotHappen(f"{what}: {count} of {size} bytes came, then: {error}") from error
+    if came == 0:
+        raise DidNotHappen(f"{what}: only {count} of {size} bytes came")
+    return came
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """The next bytes; fewer if the other side ends before."""
+    data = bytearray(size)
+    view = memoryview(data)
+    count = 0
+    while count < size and (came := sock.recv_into(view[count:])):
+        count += came
+    return bytes(view[:count])

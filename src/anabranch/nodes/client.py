@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import json
+import mmap
+import select
+import socket
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import flight
 
 from anabranch.backup.store import check_name
-from anabranch.errors import DidNotHappen, MayHaveHappened, StoreError
-from anabranch.nodes import chunks
-from anabranch.nodes.failures import from_flight
-from anabranch.nodes.server import CALL, READY, STORED
+from anabranch.errors import AnabranchError, DidNotHappen, MayHaveHappened, StoreError
+from anabranch.nodes import chunks, wire
+from anabranch.nodes.failures import from_json
 from anabranch.nodes.tickets import Signer
-
-TIMEOUT = 30.0
+from anabranch.nodes.tls import client_context
+from anabranch.nodes.wire import Kind
 
 _READS = frozenset({"list", "size", "ping"})
-_OPTIONS = [
-    # A new client must try at once, and not wait because an old one could not connect.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Nodes are reached directly: a proxy from the environment would only see the bytes.
-    ("grpc.enable_http_proxy", 0),
-]
+_IN_MEMORY = 1 << 25
+"""Backups that are larger come into a file, which is mapped."""
+_KEPT = 8
+_KEPT_SECONDS = 30.0
+"""A node keeps connections open for longer than this."""
 
 
 class NodeStore:
     """The backups that one node keeps; ``address`` is ``host:port``.
 
-    ``timeout`` is the longest that any one call may take, in seconds, the transfer of its bytes
-    included. ``tls_root`` is the certificate (PEM) to trust; without it nothing is encrypted, and
-    requests are signed all the same. May be used from several threads, but not in a process that
-    was forked after its first call.
+    ``timeout`` is the longest, in seconds, that a node may be silent, or that a transfer may
+    stand still: there is no limit to how long it takes in all. ``tls_root`` is the certificate
+    (PEM) to trust; without it nothing is encrypted, and requests are signed all the same. May be
+    used from several threads, but not in a process that was forked after its first call.
 
     What the node refuses raises :class:`~anabranch.nodes.tickets.Refused`; an error of its own is
     raised here as the same class. A node that cannot be reached: DidNotHappen. A connection lost
@@ -49,48 +48,39 @@ class NodeStore:
         address: str,
         signer: Signer,
         *,
-        timeout: float = TIMEOUT,
+        timeout: float = chunks.TIMEOUT,
         tls_root: bytes | None = None,
     ) -> None:
         self.address = address
         self._signer = signer
         self._timeout = timeout
-        self._tls_root = tls_root
+        self._tls = None if tls_root is None else client_context(tls_root)
         self._lock = threading.Lock()
-        self._client: flight.FlightClient | None = None
+        self._idle: list[tuple[float, socket.socket]] = []
+        self._generation = 0
 
     def __repr__(self) -> str:
         return f"NodeStore({self.address!r})"
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
         """See :meth:`anabranch.backup.BackupStore.put`."""
-        buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
-        request = {
-            "op": "put",
-            "name": check_name(name),
-            "bytes": buffer.size,
-            "checksum": chunks.checksum_of(buffer),
-        }
-        sending = _Sending()
-        with self._connected(f"put {name}", lambda: sending.lost) as client:
-            descriptor = flight.FlightDescriptor.for_command(
-                self._signer.sign(request, self.address)
-            )
-            writer, answers = client.do_put(descriptor, chunks.SCHEMA, self._options())
-            sending.send(writer, answers, buffer)
+        check_name(name)
+        view = chunks.flat(data)
+        checksum = chunks.checksum_of(view)
+        request = {"op": "put", "name": name, "bytes": len(view), "checksum": checksum}
+        with self._asking(f"put {name}", request) as exchange:
+            exchange.answer(Kind.READY)
+            exchange.upload(view)
+            exchange.answer(Kind.DONE)
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.backup.BackupStore.get`."""
-        request = {"op": "get", "name": check_name(name)}
-        with self._connected(f"get {name}", lambda: DidNotHappen) as client:
-            reader = client.do_get(
-                flight.Ticket(self._signer.sign(request, self.address)), self._options()
-            )
-            what = f"get {name} from node {self.address}"
-            gathering = chunks.Gathering(chunks.size_in(reader.schema, what), what)
-            for chunk in reader:
-                gathering.add(chunk.data)
-            return gathering.finish()
+        """See :meth:`anabranch.backup.BackupStore.get`. A large one is a map of a file."""
+        doing = f"get {name}"
+        with self._asking(doing, {"op": "get", "name": check_name(name)}) as exchange:
+            size = exchange.answer(Kind.DONE).get("bytes")
+            if type(size) is not int or size < 0:
+                raise wire.Malformed(f"a backup of {size!r} bytes")
+            return exchange.download(size, f"{doing} from node {self.address}")
 
     def list(self, prefix: str = "") -> Sequence[str]:
         """See :meth:`anabranch.backup.BackupStore.list`."""
@@ -107,19 +97,18 @@ class NodeStore:
 
     def call(self, op: str, /, **fields: Any) -> dict[str, Any]:
         """Let the node do something, with these fields in the request; its answer."""
-        lost = DidNotHappen if op in _READS else MayHaveHappened
-        with self._connected(op, lambda: lost) as client:
-            action = flight.Action(CALL, self._signer.sign({**fields, "op": op}, self.address))
-            (result,) = client.do_action(action, self._options())
-            answer: dict[str, Any] = json.loads(result.body.to_pybytes())
-            return answer
+        with self._asking(op, {**fields, "op": op}) as exchange:
+            if op not in _READS:
+                exchange.lost = MayHaveHappened
+            return exchange.answer(Kind.DONE)
 
     def close(self) -> None:
-        """Let go of the connection; the next call makes another."""
+        """Let go of the connections; the next call makes another."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            idle, self._idle = self._idle, []
+            self._generation += 1
+        for _, sock in idle:
+            sock.close()
 
     def __enter__(self) -> NodeStore:
         return self
@@ -127,93 +116,145 @@ class NodeStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _options(self) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=self._timeout)
-
     @contextmanager
-    def _connected(
-        self, doing: str, lost: Callable[[], type[StoreError]]
-    ) -> Iterator[flight.FlightClient]:
-        """The client; ``lost`` says what it means if the connection fails at that moment."""
+    def _asking(self, doing: str, request: dict[str, Any]) -> Iterator[_Exchange]:
+        """Send a request; the exchange says what it means if the connection then fails."""
+        generation = self._generation
         try:
-            client = self._open()
-        except (pa.ArrowException, OSError) as error:
-            raise DidNotHappen(f"{doing}: {self.address!r} is no address: {error}") from error
+            sock = self._kept() or self._connected()
+        except (OSError, ValueError) as error:
+            raise DidNotHappen(f"{doing}: node {self.address}: {_short(error)}") from error
+        exchange = _Exchange(sock)
         try:
-            yield client
-        except (flight.FlightError, pa.ArrowException, OSError, ValueError) as error:
-            told = from_flight(error)
-            if told is not None:
-                raise told from None
-            self._drop(client)
-            kind = DidNotHappen if _never_connected(error) else lost()
+            exchange.ask(self._signer.sign(request, self.address))
+            yield exchange
+        except (OSError, wire.Malformed) as error:
+            kind = exchange.lost
             raise kind(f"{doing}: node {self.address}: {_short(error)}") from error
+        finally:
+            if not exchange.whole or not self._keep(sock, generation):
+                sock.close()
 
-    def _open(self) -> flight.FlightClient:
-        with self._lock:
-            if self._client is None:
-                scheme = "grpc+tcp" if self._tls_root is None else "grpc+tls"
-                self._client = flight.FlightClient(
-                    f"{scheme}://{self.address}",
-                    tls_root_certs=self._tls_root,
-                    generic_options=_OPTIONS,
-                )
-            return self._client
-
-    def _drop(self, client: flight.FlightClient) -> None:
-        """Have the next call connect anew. Calls of other threads may still use this client."""
-        with self._lock:
-            if self._client is client:
-                self._client = None
-
-
-class _Sending:
-    """The sending of one backup, which knows what it means if it breaks off."""
-
-    def __init__(self) -> None:
-        self.lost: type[StoreError] = DidNotHappen
-
-    def send(
-        self,
-        writer: flight.FlightStreamWriter,
-        answers: flight.FlightMetadataReader,
-        data: pa.Buffer,
-    ) -> None:
-        # The node's answer to a request that it refuses is the error of close().
-        if _answer(answers) == READY:
-            last = -(-data.size // chunks.CHUNK) - 1
-            for number, chunk in enumerate(chunks.split(data)):
-                # Only a node that has every byte stores anything.
-                if number == last:
-                    self.lost = MayHaveHappened
-                writer.write_batch(chunk)
-            self.lost = MayHaveHappened
-            writer.done_writing()
-            if _answer(answers) == STORED:
-                # It is there: what becomes of the connection now is of no matter.
-                self._end(writer)
-                return
-        writer.close()
-        raise flight.FlightInternalError("it ended the transfer without an answer")
-
-    def _end(self, writer: flight.FlightStreamWriter) -> None:
+    def _connected(self) -> socket.socket:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise ValueError(f"{self.address!r} is no address, which is host:port")
+        host = host.removeprefix("[").removesuffix("]")
+        sock = socket.create_connection((host, int(port)), self._timeout)
         try:
-            writer.close()
-        except (pa.ArrowException, OSError):
-            return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _kept(self) -> socket.socket | None:
+        """A connection that was used before, and that the node has not closed."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                since, sock = self._idle.pop()
+            if time.monotonic() - since < _KEPT_SECONDS and not _readable(sock):
+                return sock
+            sock.close()
+
+    def _keep(self, sock: socket.socket, generation: int) -> bool:
+        with self._lock:
+            if generation != self._generation or len(self._idle) >= _KEPT:
+                return False
+            self._idle.append((time.monotonic(), sock))
+            return True
 
 
-def _answer(answers: flight.FlightMetadataReader) -> bytes | None:
-    answer = answers.read()
-    return None if answer is None else answer.to_pybytes()
+class _Exchange:
+    """One request and its answer, over a connection.
+
+    ``lost`` is what it means if the connection fails now; ``whole`` says whether the connection
+    can be used again.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.lost: type[StoreError] = DidNotHappen
+        self.whole = False
+        self._sock = sock
+
+    def ask(self, signed: bytes) -> None:
+        """Send a signed request."""
+        chunks.send(self._sock, signed)
+
+    def answer(self, wanted: Kind) -> dict[str, Any]:
+        """The value of the next frame of a kind; what the node failed with is raised."""
+        self.whole = False
+        while True:
+            kind, size = wire.frame_head(chunks.exactly(self._sock, wire.FRAME_BYTES))
+            data = chunks.exactly(self._sock, size)
+            if len(data) < size:
+                raise wire.Malformed(f"the answer ended after {len(data)} of {size} bytes")
+            value = wire.frame_value(data)
+            if kind is Kind.WORKING:
+                continue
+            if kind is Kind.FAILED:
+                self.whole = value.get("closing") is False
+                raise _told(value)
+            if kind is not wanted:
+                raise wire.Malformed(f"it answered {kind.name}, not {wanted.name}")
+            self.whole = kind is Kind.DONE
+            return value
+
+    def upload(self, data: memoryview) -> None:
+        """Send the bytes of a backup, until the node says that it does not want them."""
+        for start in range(0, len(data), chunks.CHUNK):
+            if _readable(self._sock):
+                return
+            # Only a node that has every byte stores anything.
+            if start + chunks.CHUNK >= len(data):
+                self.lost = MayHaveHappened
+            chunks.send(self._sock, data[start : start + chunks.CHUNK])
+        self.lost = MayHaveHappened
+
+    def download(self, size: int, what: str) -> pa.Buffer:
+        """The bytes of a backup."""
+        self.whole = False
+        data, checksum = _received(self._sock, size, what)
+        told = chunks.exactly(self._sock, chunks.CHECKSUM_BYTES).hex()
+        if told != checksum:
+            raise DidNotHappen(
+                f"{what}: the checksum of the bytes that came is {checksum}, not {told}"
+            )
+        self.whole = True
+        return data
 
 
-def _never_connected(error: Exception) -> bool:
-    return isinstance(error, flight.FlightUnavailableError) and (
-        "failed to connect" in str(error) or "errors resolving" in str(error)
-    )
+def _received(sock: socket.socket, size: int, what: str) -> tuple[pa.Buffer, str]:
+    """So many bytes, in memory or in a file that has no name, and their checksum."""
+    if size <= _IN_MEMORY:
+        buffer = pa.allocate_buffer(size)
+        return buffer, chunks.receive_into(sock, chunks.flat(buffer), what)
+    try:
+        with tempfile.TemporaryFile(buffering=0) as file:
+
+            def write(chunk: memoryview) -> None:
+                written = 0
+                while written < len(chunk):
+                    written += file.write(chunk[written:])
+
+            checksum = chunks.receive(sock, size, write, what)
+            return pa.py_buffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)), checksum
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise DidNotHappen(f"{what}: cannot keep the bytes in {folder}: {error}") from error
+
+
+def _told(value: dict[str, Any]) -> AnabranchError | wire.Malformed:
+    return from_json(value) or wire.Malformed("it failed with an error that is not known here")
+
+
+def _readable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _short(error: Exception) -> str:
-    """The error without what gRPC repeats in it."""
-    return str(error).partition(". gRPC client debug context")[0] or type(error).__name__
+    return str(error) or type(error).__name__

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-from pyarrow import flight
 
 from anabranch import errors
 from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.nodes.tickets import Refused
 
-LONGEST_MESSAGE = 1000  # bytes; it travels in a header, and those are small
+LONGEST_MESSAGE = 1000  # bytes
 
 _KNOWN = {
     cls.__name__: cls
@@ -20,8 +17,8 @@ _KNOWN = {
 }
 
 
-def to_flight(error: Exception, doing: str) -> flight.FlightError:
-    """What a server raises so that the client can raise the same.
+def to_json(error: Exception, doing: str) -> dict[str, Any]:
+    """What a server answers so that the client can raise the same.
 
     An error that is none of ours becomes QueryFailed, and says what was being done.
     """
@@ -32,17 +29,10 @@ def to_flight(error: Exception, doing: str) -> flight.FlightError:
         name = QueryFailed.__name__
         message = f"{doing} failed: {type(error).__name__}: {error}; see the log of the node"
     short = message.encode(errors="replace")[:LONGEST_MESSAGE].decode(errors="ignore")
-    detail = json.dumps({"error": name, "message": short}, ensure_ascii=False).encode()
-    kind = (
-        flight.FlightUnauthenticatedError if name == Refused.__name__ else flight.FlightServerError
-    )
-    return kind(name, extra_info=detail)
+    return {"error": name, "message": short}
 
 
-def from_flight(error: Exception) -> AnabranchError | None:
-    """The error that the server raised; None if it is the connection that failed."""
-    try:
-        detail: Any = json.loads(getattr(error, "extra_info", b"") or b"null")
-        return _KNOWN[detail["error"]](detail["message"])
-    except (ValueError, KeyError, TypeError):
-        return None
+def from_json(value: dict[str, Any]) -> AnabranchError | None:
+    """The error that the server answered with; None if it is none that is known here."""
+    kind, message = _KNOWN.get(str(value.get("error"))), value.get("message")
+    return kind(message) if kind is not None and isinstance(message, str) else None

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from anabranch.backup.manifests import OperatorManifest, Part
 from anabranch.nodes.actions import saved_to_json
 from anabranch.nodes.client import NodeStore
@@ -82,12 +84,12 @@ class RemoteBench:
         )
         return str(answer["file"])
 
-    def fetch(self, file: str) -> bytes:
+    def fetch(self, file: str) -> pa.Buffer:
         """See :meth:`Bench.fetch`."""
         name = str(self._call("offer", file=file)["name"])
-        data = self._node.get(name).to_pybytes()
+        data = self._node.get(name)
         self._node.delete(name)
-        return bytes(data)
+        return data
 
     def store(self, file: str, under: str) -> Part:
         """See :meth:`Bench.store`."""

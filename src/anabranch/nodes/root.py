@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-VARIABLE = "ANABRANCH_STATE_FOLDER"
-"""The environment of a node may name the folder for state; a query that names one itself wins."""
+from anabranch.nodes.claims import Claim
+from anabranch.nodes.folders import BACKUPS, VARIABLE, backup_folder, state_folder
 
-BACKUPS = "ANABRANCH_BACKUP_FOLDER"
-"""The environment of a node may name the folder, on a disk, for the backups of other nodes."""
-
-_SHARED_MEMORY = Path("/dev/shm")
+__all__ = ["BACKUPS", "VARIABLE", "StateRoot"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +21,16 @@ class StateRoot:
 
     def path(self, host: str | None = None) -> Path:
         """The folder on this machine; nodes that are on one machine have one each."""
-        given = self.folder or os.environ.get(VARIABLE)
-        if given is None:
-            memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-            given = str(memory / "anabranch")
-        return Path(given).absolute().joinpath(*([host] if host else []), self.query)
+        return state_folder(self.folder).joinpath(*([host] if host else []), self.query)
 
     def backups(self, host: str) -> Path:
         """The folder for what a node keeps for others. On a disk: it outlives the query."""
-        given = os.environ.get(BACKUPS) or Path(tempfile.gettempdir()) / "anabranch-backups"
-        return Path(given).absolute() / host / self.query
+        return backup_folder() / host / self.query
+
+    def claim(self, host: str | None = None) -> Claim:
+        """Make the folder, for this user alone, and hold it for as long as the claim is open.
+
+        PlanError if the folder is another user's, on a file system of a network, or used by
+        another machine too.
+        """
+        return Claim(state_folder(self.folder), self.path(host))

@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.errors import DidNotHappen, PlanError, StoreError
+from anabranch.nodes.chunks import TIMEOUT
 from anabranch.nodes.client import NodeStore
+from anabranch.nodes.log import private_file
 from anabranch.nodes.tickets import Refused, Secret, Signer
+from anabranch.private import private_folder
 
 ADDRESS = "agent.json"
 START = 60.0
@@ -47,7 +50,7 @@ def start_agent(
     secret: Secret,
     host: str,
     folder: Path,
-    limit: int,
+    limit: int | None,
     watch_pid: int | None,
     actions: str | None = None,
     context: Mapping[str, Any] | None = None,
@@ -56,14 +59,16 @@ def start_agent(
     tls_key: Path | None = None,
     tls_root: Path | None = None,
     timeout: float = START,
+    transfer_timeout: float = TIMEOUT,
 ) -> AgentAddress:
     """Have an agent on this machine that keeps up to ``limit`` bytes of backups in ``folder``.
 
-    It listens at ``host``, lives as long as the process ``watch_pid`` (None: until it is told to
-    stop), outlives this one, and writes to ``log``. ``actions`` names a function
-    ``make(context, vault) -> {name: action}`` as ``module:attribute``. If an agent with the same
-    secret has the folder already, its address is returned, and it goes on with what it was started
-    with.
+    With a limit of None it keeps what the disk has room for. Folder and log are for this user
+    alone. It listens at ``host``, lives as long as the process ``watch_pid`` (None: until it is
+    told to stop), outlives this one, and writes to ``log``. ``actions`` names a function
+    ``make(context, vault) -> {name: action}`` as ``module:attribute``. A transfer that stands still
+    for ``transfer_timeout`` seconds is given up. If an agent with the same secret has the folder
+    already, its address is returned, and it goes on with what it was started with.
     DidNotHappen, with the end of the log, if there is no agent within ``timeout`` seconds.
     """
     request = {
@@ -72,6 +77,8 @@ def start_agent(
         "port": 0,
         "folder": str(Path(folder).absolute()),
         "limit": limit,
+        "log": _text(log),
+        "timeout": transfer_timeout,
         "watch_pid": watch_pid,
         "actions": actions,
         "context": dict(context or {}),
@@ -123,8 +130,8 @@ def _running(
 
 def _spawn(line: bytes, log: Path, deadline: float) -> dict[str, Any]:
     """Start the process; its answer."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output, os.fdopen(os.memfd_create("agent"), "w+b") as told:
+    private_folder(log.parent)
+    with private_file(log) as output, os.fdopen(os.memfd_create("agent"), "w+b") as told:
         written = output.tell()
         told.write(line)
         told.seek(0)

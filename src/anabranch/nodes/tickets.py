@@ -1,16 +1,15 @@
 """Signed requests: who asks must know the query's secret, and may ask only once and one node.
 
-A signed request is JSON in canonical form, ``{"mac": ..., "nonce": ..., "request": ...,
-"time": ..., "to": ...}``. The code in ``mac`` covers every byte after it, and is checked before
-any of them is parsed.
+See :mod:`anabranch.nodes.wire` for the bytes. The head of a request is verified before any of its
+body is taken, and the body's digest, which the head has, before any of it is parsed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import hmac
 import json
+import math
 import os
 import threading
 import time
@@ -19,14 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.errors import DidNotHappen, PlanError
+from anabranch.nodes import wire
+from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST, NONCE_BYTES, Head
 
-LARGEST_REQUEST = 1 << 20
 WINDOW = 60.0
-MOST_REMEMBERED = 1 << 20
+MOST_REMEMBERED = 1 << 18
 _SECRET_BYTES = 32
-_NONCE_BYTES = 16
-_HEAD = b'{"mac":"'
-_BODY = len(_HEAD) + 2 * hashlib.sha256().digest_size
 
 
 class Refused(DidNotHappen):
@@ -79,26 +76,21 @@ class Signer:
 
         :class:`Refused` if JSON cannot hold it.
         """
-        envelope = {
-            "nonce": os.urandom(_NONCE_BYTES).hex(),
-            "request": request,
-            "time": self._clock(),
-            "to": to,
-        }
         try:
-            text = json.dumps(envelope, sort_keys=True, separators=(",", ":"), allow_nan=False)
+            text = json.dumps(request, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise Refused(f"the request cannot be sent as JSON: {error}") from error
-        rest = b'",' + text.encode("ascii")[1:]
-        signed = _HEAD + _mac(self._secret, rest) + rest
-        _check_size(len(signed))
-        return signed
+        body = text.encode("ascii")
+        _check_size(len(body))
+        head = Head.of(body, os.urandom(NONCE_BYTES), self._clock(), to).pack()
+        return head + _code(self._secret, head) + body
 
 
 class Verifier:
     """Takes each request signed with the same secret once, within ``window`` seconds of its time.
 
     The clocks of the nodes may differ by the window at most. May be used from several threads.
+    Only requests with the right signature are remembered, and those only for the window.
     """
 
     def __init__(
@@ -110,74 +102,79 @@ class Verifier:
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: set[str] = set()
-        self._by_time: list[tuple[float, str]] = []
-        self._forgotten = float("-inf")
+        # The nonces by the second in which they were signed: a whole second is forgotten at once.
+        self._seen: dict[int, set[bytes]] = {}
+        self._count = 0
+        self._forgotten = -math.inf
+
+    def admit(self, data: bytes) -> Head:
+        """The head of a request whose body may come; :class:`Refused` if it is not to be trusted.
+
+        From now on no other request with this head is taken.
+        """
+        try:
+            head, signed, code = Head.unpack(data)
+        except wire.Malformed as error:
+            raise Refused(f"this is not a signed request: {error}") from None
+        if not hmac.compare_digest(code, _code(self._secret, signed)):
+            raise Refused("the request is not signed with the secret of this node's query")
+        if head.to != wire.destination(self.address):
+            raise Refused(f"the request is meant for another node than the one at {self.address}")
+        _check_size(head.size)
+        self._take(head)
+        return head
+
+    def open(self, head: Head, body: bytes) -> dict[str, Any]:
+        """The request in a body that came behind a head."""
+        if hashlib.sha256(body).digest() != head.digest:
+            raise Refused("the body of the request is not the one that was signed")
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"the signed request is malformed: {type(error).__name__}") from error
+        if not isinstance(request, dict):
+            raise Refused("the signed request is malformed: it is not an object")
+        return request
 
     def verify(self, data: bytes) -> dict[str, Any]:
         """The request in ``data``; :class:`Refused` if it is not to be trusted."""
-        _check_size(len(data))
-        mac, rest = data[len(_HEAD) : _BODY], data[_BODY:]
-        if not data.startswith(_HEAD) or not rest.startswith(b'",'):
-            raise Refused("this is not a signed request")
-        if not hmac.compare_digest(mac, _mac(self._secret, rest)):
-            raise Refused("the request is not signed with the secret of this node's query")
-        nonce, signed_at, request, to = _parse(b"{" + rest[2:])
-        if to != self.address:
-            raise Refused(f"the request is meant for the node at {to or 'no address'}")
-        self._take(nonce, signed_at)
-        return request
+        return self.open(self.admit(data[:HEAD_BYTES]), data[HEAD_BYTES:])
 
-    def _take(self, nonce: str, signed_at: float) -> None:
+    def _take(self, head: Head) -> None:
         with self._lock:
             now = self._clock()
             self._forget(now - self._window)
+            if not math.isfinite(head.time):
+                raise Refused(f"the signed request is malformed: {head.time} is no time")
             # A clock that was set back must not make a forgotten request good again.
-            if signed_at < now - self._window or signed_at <= self._forgotten:
+            if head.time < now - self._window or head.time < self._forgotten:
                 raise Refused(
-                    f"the request is {now - signed_at:.0f} s old, more than {self._window:g} s; "
+                    f"the request is {now - head.time:.0f} s old, more than {self._window:g} s; "
                     "send it anew, and see that the clocks of the nodes agree"
                 )
-            if signed_at > now + self._window:
+            if head.time > now + self._window:
                 raise Refused(
-                    f"the request is from {signed_at - now:.0f} s in the future, more than "
+                    f"the request is from {head.time - now:.0f} s in the future, more than "
                     f"{self._window:g} s; see that the clocks of the nodes agree"
                 )
-            if nonce in self._seen:
+            seen = self._seen.setdefault(math.floor(head.time), set())
+            if head.nonce in seen:
                 raise Refused("the request was sent before; every request is good for one time")
-            if len(self._seen) >= MOST_REMEMBERED:
+            if self._count >= MOST_REMEMBERED:
                 raise Refused(f"more than {MOST_REMEMBERED} requests in {self._window:g} s")
-            self._seen.add(nonce)
-            heapq.heappush(self._by_time, (signed_at, nonce))
+            seen.add(head.nonce)
+            self._count += 1
 
     def _forget(self, before: float) -> None:
-        while self._by_time and self._by_time[0][0] < before:
-            self._forgotten, nonce = heapq.heappop(self._by_time)
-            self._seen.discard(nonce)
+        for second in [second for second in self._seen if second + 1 <= before]:
+            self._count -= len(self._seen.pop(second))
+            self._forgotten = max(self._forgotten, second + 1)
 
 
-def _mac(secret: Secret, rest: bytes) -> bytes:
-    return hmac.new(secret.key, rest, hashlib.sha256).hexdigest().encode("ascii")
+def _code(secret: Secret, signed: bytes) -> bytes:
+    return hmac.digest(secret.key, signed, "sha256")
 
 
 def _check_size(size: int) -> None:
     if size > LARGEST_REQUEST:
         raise Refused(f"the request has {size} bytes; at most {LARGEST_REQUEST} are taken")
-
-
-def _parse(body: bytes) -> tuple[str, float, dict[str, Any], str]:
-    try:
-        envelope = json.loads(body)
-        nonce, signed_at, request = envelope["nonce"], envelope["time"], envelope["request"]
-        to = envelope["to"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(f"the signed request is malformed: {type(error).__name__}") from error
-    if not (
-        isinstance(nonce, str)
-        and isinstance(to, str)
-        and isinstance(signed_at, int | float)
-        and isinstance(request, dict)
-        and abs(signed_at) < float("inf")
-    ):
-        raise Refused("the signed request is malformed: a part of it is of a wrong type")
-    return nonce, signed_at, request, to

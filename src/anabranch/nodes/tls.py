@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,3 +28,24 @@ class Tls:
             return Path(self.root).read_bytes()
         except OSError as error:
             raise PlanError(f"tls: cannot read the certificate to trust: {error}") from error
+
+
+def client_context(root: bytes) -> ssl.SSLContext:
+    """For connections to nodes whose certificates this one, as PEM text, vouches for."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=root.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise PlanError(f"tls: the certificate to trust is no PEM text: {error}") from error
+    return context
+
+
+def server_context(certificate: str, key: str) -> ssl.SSLContext:
+    """For connections to a node with this certificate and key, the paths of two files."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # connections are kept, and not resumed
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:
+        raise PlanError(f"tls: cannot use {certificate} with {key}: {error}") from error
+    return context

@@ -22,16 +22,23 @@ from anabranch.backup.merging import merged, merged_apart
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import StateError, StateMissing
+from anabranch.nodes.captures import CAPTURES, write_capture
+from anabranch.nodes.fields import check_table
+from anabranch.nodes.tickets import Refused
 from anabranch.state.capture import Capture, capture
-from anabranch.state.checkpoint import read, save
+from anabranch.state.checkpoint import read
 from anabranch.state.groups import KeyGroups
 from anabranch.state.partition import partition
 from anabranch.state.restore import advance, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
-CAPTURES, TABLES = "captures", "tables"
+__all__ = ["CAPTURES", "TABLES", "Bench", "Workbench"]
+
+TABLES = "tables"
 _LOCK_SECONDS = 60.0
+_AT_ONCE = threading.BoundedSemaphore(16)
+"""Every table that is open takes addresses of this process, and there are only so many."""
 
 
 class Bench(Protocol):
@@ -78,7 +85,7 @@ class Bench(Protocol):
         StateMissing if the table is not, and cannot be rolled back to, that version.
         """
 
-    def fetch(self, file: str) -> bytes:
+    def fetch(self, file: str) -> pa.Buffer:
         """The bytes of a capture file of this node, which is removed."""
 
     def store(self, file: str, under: str) -> Part:
@@ -109,26 +116,25 @@ class Workbench:
         self._files = files
 
     def path(self, table: str) -> Path:
-        """Where a table is."""
-        return self._root / TABLES / table
+        """Where a table is; Refused if that is not a name, or a link leads elsewhere."""
+        folder = self._root / TABLES
+        path = folder / check_table(table)
+        if path.resolve() != folder.resolve() / table:
+            raise Refused(f"a link leads from {path} out of the tables of this query")
+        return path
 
     def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
         """See :meth:`Bench.usable`."""
         try:
-            opened = StateTable.open(self.path(table), layout)
+            with self._at(table, layout, version):
+                return True
         except StateError:
             return False
-        try:
-            with opened.lock(_LOCK_SECONDS):
-                return _brought_to(opened, version)
-        except StateError:
-            return False
-        finally:
-            opened.close()
 
     def create(self, table: str, layout: TableLayout, version: Version) -> None:
         """See :meth:`Bench.create`."""
-        StateTable.create(self.cleared(table), layout, version=version).close()
+        with _AT_ONCE:
+            StateTable.create(self.cleared(table), layout, version=version).close()
 
     def restore(
         self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups
@@ -136,7 +142,8 @@ class Workbench:
         """See :meth:`Bench.restore`."""
         captures = retrieve(self._store, saved, groups=groups)
         mine = partition(captures, {0: groups})[0]
-        restore(self.cleared(table), layout, mine)
+        with _AT_ONCE:
+            restore(self.cleared(table), layout, mine)
         return sum(part.bytes for part in saved.parts if part.groups & groups)
 
     def advance(
@@ -166,20 +173,17 @@ class Workbench:
         """See :meth:`Bench.capture`."""
         with self._at(table, layout, version) as opened:
             taken = capture(opened, operator, instance, groups=groups, base=base)
-        folder = self._root / CAPTURES
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{uuid.uuid4().hex}.arrow"
-        save(taken, file)
-        return str(file)
+        return str(write_capture(taken, self._root, f"{uuid.uuid4().hex}.arrow"))
 
     def read(self, file: str) -> Capture:
         """The capture in a file."""
         with pa.memory_map(file) as mapped:
             return read(mapped.read_buffer(), name=file)
 
-    def fetch(self, file: str) -> bytes:
+    def fetch(self, file: str) -> pa.Buffer:
         """See :meth:`Bench.fetch`."""
-        data = Path(file).read_bytes()
+        with pa.memory_map(file) as mapped:
+            data = mapped.read_buffer()
         Path(file).unlink()
         return data
 
@@ -199,15 +203,17 @@ class Workbench:
 
     def rename(self, table: str, to: str) -> None:
         """See :meth:`Bench.rename`."""
-        if self.path(table).exists():
-            self.path(to).parent.mkdir(parents=True, exist_ok=True)
-            self.path(table).rename(self.path(to))
+        before, after = self.path(table), self.path(to)
+        if before.exists():
+            after.parent.mkdir(parents=True, exist_ok=True)
+            before.rename(after)
 
     def keep_only(self, tables: Collection[str]) -> None:
         """See :meth:`Bench.keep_only`."""
         folder = self._root / TABLES
+        wanted = {check_table(table) for table in tables}
         for found in _tables(folder):
-            if found not in tables:
+            if found not in wanted:
                 shutil.rmtree(folder / found, ignore_errors=True)
         for operator in _folders(folder):
             if not any(operator.iterdir()):
@@ -216,14 +222,15 @@ class Workbench:
     @contextmanager
     def _at(self, table: str, layout: TableLayout, version: Version) -> Iterator[StateTable]:
         """A table, open and locked, at a version."""
-        opened = StateTable.open(self.path(table), layout)
-        try:
-            with opened.lock(_LOCK_SECONDS):
-                if not _brought_to(opened, version):
-                    raise StateMissing(f"{table} is at version {opened.version}, not {version}")
-                yield opened
-        finally:
-            opened.close()
+        with _AT_ONCE:
+            opened = StateTable.open(self.path(table), layout)
+            try:
+                with opened.lock(_LOCK_SECONDS):
+                    if not _brought_to(opened, version):
+                        raise StateMissing(f"{table} is at version {opened.version}, not {version}")
+                    yield opened
+            finally:
+                opened.close()
 
     def cleared(self, table: str) -> Path:
         """Where a table is to be made, with nothing there."""
@@ -249,4 +256,7 @@ def _tables(folder: Path) -> list[str]:
 
 
 def _folders(folder: Path) -> Sequence[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+    """The folders in a folder; what is behind a link is not in it."""
+    if not folder.is_dir():
+        return []
+    return [found for found in folder.iterdir() if found.is_dir() and not found.is_symlink()]

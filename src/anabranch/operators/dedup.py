@@ -66,10 +66,15 @@ class Deduplicate(Operator):
         """Check that the time is there and is a time."""
         if self.event_time is not None:
             at = schema.get_field_index(self.event_time)
-            if at < 0 or not types.is_timestamp(schema.field(at).type):
+            if at < 0:
                 raise PlanError(
-                    f"deduplicate: on={self.event_time!r} must be a timestamp column; "
+                    f"deduplicate: there is no column on={self.event_time!r}; "
                     f"the rows have {schema.names}"
+                )
+            if not types.is_timestamp(schema.field(at).type):
+                raise PlanError(
+                    f"deduplicate: on={self.event_time!r} is {schema.field(at).type}, "
+                    "not a timestamp; cast it in a transform"
                 )
         return self
 

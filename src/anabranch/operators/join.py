@@ -25,6 +25,7 @@ from anabranch.state.view import State
 
 Array = npt.NDArray[Any]
 
+_SIDES = ("left", "right")
 SIDE = "__side"
 """The int8 column that says which stream a row is of: 0 left, 1 right."""
 
@@ -108,13 +109,8 @@ class Join(Operator):
             )
         taken = [*keys, *SUB_KEYS, *(column.name for column in BOOKKEEPING)]
         payloads = []
-        for columns, time in zip((left, right), self.side_times, strict=True):
-            kind = schema.field(time).type if time in columns else None
-            if kind is None or not types.is_timestamp(kind) or kind.unit != "us":
-                raise PlanError(
-                    f"join: on={time!r} must be a timestamp column (in microseconds) of its side, "
-                    f"which has {list(columns)}"
-                )
+        for side, columns, time in zip(_SIDES, (left, right), self.side_times, strict=True):
+            _check_time(schema, side, columns, time)
             fields = [schema.field(name) for name in columns]
             # A row without a time is never kept.
             fields = [f.with_nullable(False) if f.name == time else f for f in fields]
@@ -239,3 +235,18 @@ class Join(Operator):
 
     def _rows(self, columns: list[pa.Array]) -> Rows:
         return Rows(pa.RecordBatch.from_arrays(columns, schema=self._output))
+
+
+def _check_time(schema: pa.Schema, side: str, columns: Sequence[str], time: str) -> None:
+    """Raise :class:`PlanError` unless a side has this column, and it is a time."""
+    if time not in columns:
+        raise PlanError(
+            f"join: on={time!r} is not a column of the {side} side, which has {list(columns)} "
+            "besides its key"
+        )
+    kind = schema.field(time).type
+    if not types.is_timestamp(kind) or kind.unit != "us":
+        raise PlanError(
+            f"join: on={time!r} of the {side} side is {kind}, not a timestamp in microseconds; "
+            "cast it in a transform"
+        )

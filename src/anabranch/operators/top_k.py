@@ -61,11 +61,14 @@ class TopK(Operator):
 
     def bind(self, schema: pa.Schema, keys: Sequence[str]) -> TopK:
         """Lay the state out for the columns of the input."""
-        if self.by not in schema.names or self.by in keys:
+        others = [name for name in schema.names if name not in keys]
+        if self.by in keys:
             raise PlanError(
-                f"top_k: by={self.by!r} is not a column besides the key; "
-                f"there are {[name for name in schema.names if name not in keys]}"
+                f"top_k: by={self.by!r} is one of the keys {list(keys)}, so that all rows of a key "
+                f"would be equal; rank by another column, there are {others}"
             )
+        if self.by not in schema.names:
+            raise PlanError(f"top_k: there is no column by={self.by!r}; there are {others}")
         if RANK in schema.names:
             raise PlanError(f"top_k: the rows already have a column {RANK!r}; rename it before")
         ranking.check(self.by, schema.field(self.by).type)

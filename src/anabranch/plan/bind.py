@@ -27,7 +27,7 @@ from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform, 
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.shuffle import both_sides
 from anabranch.spark.task import event_times
-from anabranch.spark.types import arrow_schema, spark_schema
+from anabranch.spark.types import arrow_schema, spark_form, spark_schema
 from anabranch.state.groups import MAX_KEY_GROUPS
 from anabranch.state.keys import KeyLayout
 from anabranch.state.schema import RESERVED
@@ -165,6 +165,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
             KeyLayout(fields, operator.sub_keys, node.key_groups), operator.state, operator.timers
         )
         output = operator.output(schema, keys) or _tried(operator, schema, keys, layout, where)
+        output = _checked(output)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
     side = any(isinstance(after, Side) for after in plan.consumers(node))
@@ -178,6 +179,16 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     """An operator of two inputs, told which columns are whose."""
     if not isinstance(node.operator, Join):
         return node.operator
+    for side, keys, time in zip(
+        ("left", "right"), node.keys, node.operator.side_times, strict=True
+    ):
+        if time in keys:
+            raise PlanError(
+                f"join: on={time!r} is one of the keys {list(keys)} of the {side} side, and keys "
+                "are left out of the rows that it pairs in time. Add the time under another name "
+                f"in a transform, for example with withColumn('{time}_at', F.col('{time}')), and "
+                "give that name in on="
+            )
     left, right = (
         [name for name in empties[before].columns if name not in keys]
         for before, keys in zip(node.inputs, node.keys, strict=True)
@@ -206,6 +217,15 @@ def _check_time(schema: pa.Schema, column: str, where: str) -> None:
             f"event-time column {column!r} is {schema.field(at).type}, not a timestamp; "
             "cast it in a transform"
         )
+
+
+def _checked(output: pa.Schema) -> pa.Schema:
+    """The columns that an operator makes, with types that Spark has."""
+    twice = [name for name in output.names if output.names.count(name) > 1]
+    if twice:
+        raise PlanError(f"it makes the column {twice[0]!r} twice; give one of them another name")
+    spark_schema(output)
+    return spark_form(output)
 
 
 def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:

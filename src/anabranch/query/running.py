@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from anabranch.checkpointing.policy import Checkpointing, Never
 from anabranch.coordinator import startup
 from anabranch.coordinator.coordinator import Coordinator, Running
 from anabranch.coordinator.events import Event
-from anabranch.coordinator.failures import translated
+from anabranch.coordinator.failures import session_gone, translated
 from anabranch.coordinator.identity import DriverLock
 from anabranch.coordinator.progress import Latency, Progress
 from anabranch.coordinator.startup import Place
@@ -35,6 +35,7 @@ from anabranch.spark import quiet
 from anabranch.spark.session import quick_logs
 from anabranch.spark.sinks.simple import MemorySink
 from anabranch.spark.sources import combine
+from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import Routing
 from anabranch.units import Version
@@ -78,6 +79,8 @@ class RunningQuery:
         self._coordinator = Coordinator(running, spark)
         self._combined = combine([source.frame for source in running.plan.sources()])
         self._ended = threading.Event()
+        self._asked_to_stop = threading.Event()
+        self._batch_thread: int | None = None
         self._failure: AnabranchError | None = None
         self._spark_query: StreamingQuery | None = None
         self._supervisor = threading.Thread(target=self._supervise, name="anabranch", daemon=True)
@@ -167,10 +170,11 @@ class RunningQuery:
         batches, so the stream waits for the copy; read a checkpoint with
         ``spark.read.format("anabranch.state")`` where that would be too long.
         """
-        return self._spark.createDataFrame(self.state_table(operator))
+        rows = spark_rows(self.state_table(operator))
+        return self._spark.createDataFrame(rows, spark_schema(rows.schema))
 
     def state_table(self, operator: str) -> pa.Table:
-        """The same as :meth:`state`, as an Arrow table."""
+        """The same as :meth:`state`, as an Arrow table with the types of the state."""
         routing = self._running.routing.get(operator)
         if routing is None:
             raise PlanError(
@@ -186,7 +190,8 @@ class RunningQuery:
 
     def memory(self, name: str) -> DataFrame:
         """The rows that have come into the memory sink of this name."""
-        return self._spark.createDataFrame(self.memory_table(name))
+        rows = self.memory_table(name)
+        return self._spark.createDataFrame(rows, spark_schema(rows.schema))
 
     def memory_table(self, name: str) -> pa.Table:
         """The same as :meth:`memory`, as an Arrow table."""
@@ -272,12 +277,41 @@ class RunningQuery:
 
         Its memory is given back once the state is stored. With :class:`~anabranch.Never` the state
         is left in memory, so that the query can be started again on this machine.
+
+        A function that runs in a batch may call this too: it returns at once, and the query ends
+        after that batch.
         """
+        self._asked_to_stop.set()
+        if self._batch_thread == threading.get_ident():
+            # Spark's stop waits for the batch, which waits for the function that asks for it.
+            threading.Thread(target=self._stop, name="anabranch-stop", daemon=True).start()
+            return
+        self._stop()
+        if threading.current_thread() is not self._supervisor:
+            self._supervisor.join()
+
+    def _stop(self) -> None:
         with self._coordinator.turn:
             self._coordinator.stopping = True
-        with quiet.stopping(self._spark):
-            self.spark_query.stop()
-        self._supervisor.join()
+        if self._ended.is_set():
+            return
+        try:
+            with quiet.stopping(self._spark):
+                self.spark_query.stop()
+        except Exception as error:
+            if not session_gone(error):
+                raise
+            _log.warning("Spark's query cannot be stopped, its session is gone: %s", error)
+
+    def _run_batch(self, frame: DataFrame, batch: int) -> None:
+        """Called by Spark for every micro-batch."""
+        if self._asked_to_stop.is_set():
+            raise QueryFailed("the query is being stopped")
+        self._batch_thread = threading.get_ident()
+        try:
+            self._coordinator.run_batch(frame, batch)
+        finally:
+            self._batch_thread = None
 
     def _recover(self, before: Any) -> None:
         again = startup.recover(self._place, self._running, before)
@@ -292,7 +326,7 @@ class RunningQuery:
 
     def _writer(self) -> Any:
         return (
-            self._combined.writeStream.foreachBatch(self._coordinator.run_batch)
+            self._combined.writeStream.foreachBatch(self._run_batch)
             .option("checkpointLocation", self._place.spark)
             .outputMode("append")
         )
@@ -315,20 +349,30 @@ class RunningQuery:
             self._spark_query = writer.start()
 
     def _supervise(self) -> None:
-        """Wait for the end of the query, and bring lost state back where that was the cause."""
+        """Wait for the end of the query; whatever happens, say that it has ended and why."""
+        try:
+            self._failure = self._outcome()
+        except BaseException as error:
+            _log.exception("the query ended with an unexpected error")
+            self._failure = translated(error)
+        try:
+            self._coordinator.stopping = True
+            self._release()
+        finally:
+            self._ended.set()
+
+    def _outcome(self) -> AnabranchError | None:
+        """Why the query failed, if it did. Where state was lost it is brought back instead."""
         failures, reached = 0, self.version
         while (cause := self._watch(restart=failures > 0)) is not None:
-            if self._coordinator.stopping:
+            if self._coordinator.stopping or self._asked_to_stop.is_set():
                 break
             failures = 1 if self.version > reached else failures + 1
             reached = self.version
             if not isinstance(cause, StateMissing | StoreError) or failures > _RECOVERIES:
-                self._failure = cause
-                break
+                return cause
             _log.warning("state was lost, recovering: %s", cause)
-        self._coordinator.stopping = True
-        self._release()
-        self._ended.set()
+        return None
 
     def _watch(self, *, restart: bool) -> AnabranchError | None:
         """Wait until Spark's query ends, or start it again first; why it failed, if it did."""
@@ -336,6 +380,9 @@ class RunningQuery:
             if restart:
                 self._recover(self._running.routing)
                 self._launch()
+                if self._asked_to_stop.is_set():
+                    # Who asked may have stopped the query before this one.
+                    self.spark_query.stop()
             self.spark_query.awaitTermination()
             return None
         except AnabranchError as error:
@@ -344,20 +391,34 @@ class RunningQuery:
             return self._coordinator.failure or translated(error)
 
     def _release(self) -> None:
-        """Save what is to be saved and let go of everything."""
-        running = self._running
+        """Save what is to be saved and let go of everything. Raises nothing: errors are told."""
+        cluster = self._running.cluster
+        self._attempt("its state was not saved", self._save)
+        self._attempt("its checkpoints were not closed", self._running.checkpoints.close)
+        if cluster is not None:
+            self._attempt("its nodes were not let go", cluster.close)
+        self._attempt("its lock was not let go", self._lock.release)
+
+    def _attempt(self, consequence: str, action: Callable[[], None]) -> None:
+        """Do something at the end of the query. What goes wrong does not keep the rest from it."""
         try:
-            running.checkpoints.wait()
-            keeps = isinstance(self._settings.checkpointing, Never)
-            if self._failure is None and not keeps and running.committed.version >= 0:
-                if running.checkpoints.stored < running.committed.version:
-                    self.checkpoint()
-                if running.checkpoints.stored == running.committed.version:
-                    running.tables.destroy()
-        except AnabranchError as error:
-            _log.warning("the state of version %s was not saved: %s", self.version, error)
-        finally:
-            running.checkpoints.close()
-            if running.cluster is not None:
-                running.cluster.close()
-            self._lock.release()
+            action()
+        except Exception as error:
+            told = f"the query ended at version {self.version}, but {consequence}: {error}"
+            _log.warning("%s", told, exc_info=not isinstance(error, AnabranchError))
+            self._running.events.add("release failed", error=told)
+            if self._failure is None and not isinstance(error, AnabranchError):
+                self._failure = QueryFailed(f"{told} ({type(error).__name__})")
+                self._failure.__cause__ = error
+
+    def _save(self) -> None:
+        """Save the state of a query that did not fail, and give its memory back."""
+        running = self._running
+        running.checkpoints.wait()
+        keeps = isinstance(self._settings.checkpointing, Never)
+        if self._failure is not None or keeps or running.committed.version < 0:
+            return
+        if running.checkpoints.stored < running.committed.version:
+            self.checkpoint()
+        if running.checkpoints.stored == running.committed.version:
+            running.tables.destroy()

@@ -11,6 +11,7 @@ import posixpath
 import re
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import xxhash
@@ -74,19 +75,30 @@ class SparkLogs:
         ``expected`` is their :func:`digest`. Spark would plan the batch anew, with other rows.
         """
         self.check_offsets(version, expected)
+        if version > 0:
+            self.check_offsets(Version(version - 1), None)  # Spark starts from where it ended
         for source, entry in self._entries(version).items():
             self._check_entries(source, entry)
         self._check_sums()
 
-    def intact(self, version: Version) -> bool:
-        """Whether the offsets of a batch, and what its sources logged, can be read."""
-        if not self._sound(self._path("offsets", version)):
-            return False
-        for source, entry in self._entries(version).items():
-            files = [path for number, path in self._entry_files(source) if number >= entry]
-            if not files or not self._sound(files[0]):
-                return False
-        return True
+    def surviving(self, after: Version, known: Mapping[Version, str]) -> dict[Version, str]:
+        """The offsets of the batches after one that can be run again as they were.
+
+        They end with the first batch whose offsets are spoiled and not ``known`` otherwise, or
+        whose source has lost its note of what it read.
+        """
+        since = self._entries_in(known.get(after) or self._readable(after) or "")
+        whole = {source: self._whole(source, since.get(source, -1)) for source in self._sources()}
+        found: dict[Version, str] = {}
+        while True:
+            version = Version(after + len(found) + 1)
+            text = self._readable(version) or known.get(version)
+            if text is None:
+                return found
+            entries = self._entries_in(text)
+            if any(entry > whole.get(source, -1) for source, entry in entries.items()):
+                return found
+            found[version] = text
 
     def check_offsets(self, version: Version, expected: str | None) -> None:
         """Refuse offsets that are not as Spark wrote them: others would give other rows."""
@@ -116,20 +128,29 @@ class SparkLogs:
         flush(posixpath.join(self._root, "offsets"))
         flush(self._root)
 
-    def repair(self, version: Version, text: str | None) -> None:
-        """Make the logs whole again up to a batch, after a power failure spoiled their ends.
+    def newest_offsets(self, version: Version) -> dict[Version, str]:
+        """What Spark has to know to go on after a batch: its offsets, and the ones before."""
+        needed = [Version(v) for v in (version - 1, version) if v >= 0]
+        return {each: self.offsets(each) for each in needed}
 
-        ``text`` are the offsets of the batch, if they are known. Hadoop's checksum files may be
-        spoiled where the logs are not: they go, and the logs are read without.
+    def repair(self, version: Version, offsets: Mapping[Version, str]) -> None:
+        """Make the logs whole again up to a batch, after a power failure spoiled them.
+
+        ``offsets`` are the :meth:`newest_offsets` of then. Hadoop's checksum files may be spoiled
+        where the logs are not: they go, and the logs are read without.
         """
-        if text is not None:
-            self.put_offsets(version, text)
-        entries = self._entries(version) if version >= 0 else {}
+        for log in ("commits", "offsets"):
+            for before in self._versions(log):
+                if not self._sound(self._path(log, before)):
+                    self._remove(log, before)
+        for each, text in offsets.items():
+            self.put_offsets(each, text)
+        entries = self._entries_in(offsets.get(version, ""))
         for source in self._sources():
-            lost = False
+            # What comes after an entry that is lost would be taken for all that there is.
+            whole = self._whole(source, entries.get(source, -1))
             for number, path in self._entry_files(source):
-                lost = lost or (number > entries.get(source, -1) and not self._sound(path))
-                if lost:
+                if number > whole:
                     self._fs.delete_file(path)
         metadata = posixpath.join(self._root, "metadata")
         if self._exists(metadata) and not self._sound(metadata):
@@ -141,9 +162,13 @@ class SparkLogs:
 
     def put_offsets(self, version: Version, text: str) -> None:
         """Plan a batch with these offsets; Spark will run it next if the one before is done."""
+        path = self._path("offsets", version)
         self._remove("offsets", version)
-        with self._fs.open_output_stream(self._path("offsets", version)) as stream:
+        with self._fs.open_output_stream(path) as stream:
             stream.write(text.encode())
+        if self._local:
+            flush(path)
+            flush(posixpath.dirname(path))
 
     def forget_after(self, version: Version) -> None:
         """Make Spark believe that this was the last batch it planned and committed."""
@@ -181,11 +206,26 @@ class SparkLogs:
                         "or start in a new folder"
                     )
 
+    def _readable(self, version: Version) -> str | None:
+        """The offsets of a batch, if they are there and not spoiled."""
+        if version < 0 or not self._sound(self._path("offsets", version)):
+            return None
+        return self.offsets(version)
+
+    def _whole(self, source: int, since: int) -> int:
+        """The last entry of a source's log of which all since another are there and sound."""
+        for number, path in self._entry_files(source):
+            if number == since + 1 and self._sound(path):
+                since = number
+        return since
+
     def _entries(self, version: Version) -> dict[int, int]:
+        return self._entries_in(self.offsets(version))
+
+    def _entries_in(self, offsets: str) -> dict[int, int]:
         """The newest entry in the log of each source that keeps one, as of a batch."""
-        lines = self.offsets(version).splitlines()[2:]
         found = {}
-        for source, line in enumerate(lines):
+        for source, line in enumerate(offsets.splitlines()[2:]):
             offset = _json(line)
             if isinstance(offset, dict) and isinstance(offset.get("logOffset"), int):
                 found[source] = offset["logOffset"]
@@ -216,7 +256,7 @@ class SparkLogs:
             sums = self._read(posixpath.join(folder, f".{name}{_SUMS}"))
         except FileNotFoundError:
             sums = b""
-        if not _fits(data, sums):
+        if _contradicts(data, sums):
             return False
         lines = data.decode(errors="replace").splitlines()
         body = [line for line in lines if not re.fullmatch(r"v\d+|-", line)]
@@ -247,17 +287,27 @@ def _json(line: str) -> Any:
         return None
 
 
-def _fits(data: bytes, sums: bytes) -> bool:
-    """Whether bytes have the checksums that Hadoop wrote for them.
-
-    A file of sums that is no such file says nothing: it is lost more easily than the log itself.
-    """
-    if len(sums) < _CRC_HEAD.size:
-        return True
-    mark, piece = _CRC_HEAD.unpack_from(sums)
-    if mark != b"crc\0" or piece <= 0:
-        return True
+def _sums_of(data: bytes, piece: int) -> bytes:
     pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
-    if len(sums) != _CRC_HEAD.size + 4 * len(pieces):
-        return True
-    return sums[_CRC_HEAD.size :] == b"".join(struct.pack(">I", zlib.crc32(p)) for p in pieces)
+    return b"".join(struct.pack(">I", zlib.crc32(each)) for each in pieces)
+
+
+def _fits(data: bytes, sums: bytes) -> bool:
+    """Whether bytes have exactly the checksums that Hadoop wrote for them."""
+    if len(sums) < _CRC_HEAD.size:
+        return False
+    mark, piece = _CRC_HEAD.unpack_from(sums)
+    return mark == b"crc\0" and piece > 0 and sums[_CRC_HEAD.size :] == _sums_of(data, piece)
+
+
+def _contradicts(data: bytes, sums: bytes) -> bool:
+    """Whether bytes have other checksums than a whole file of sums says.
+
+    A file of sums is lost more easily than what it is for, and says nothing when it is cut.
+    """
+    whole = len(sums) >= _CRC_HEAD.size and sums.startswith(b"crc\0")
+    if not whole:
+        return False
+    _, piece = _CRC_HEAD.unpack_from(sums)
+    as_long = piece > 0 and len(sums) == _CRC_HEAD.size + 4 * -(-len(data) // piece)
+    return as_long and not _fits(data, sums)

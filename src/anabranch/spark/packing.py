@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
+from anabranch.spark.end_marks import watch
 from anabranch.state.groups import group_of
 from anabranch.state.hashing import hash_keys
 
@@ -37,6 +38,8 @@ PLACE_BITS = 33
 
 _ARROW = pa.schema([(TARGET, pa.int32()), (PLACE, pa.int64()), (ROWS, pa.binary())])
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 262_144, 1 << 23
+
+watch()
 
 Batches = Iterator[pa.RecordBatch]
 Targets = npt.NDArray[np.int32]
@@ -134,13 +137,23 @@ def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
         for value in batch.column(column):
             if not value.is_valid:
                 continue
-            with pa.ipc.open_stream(value.as_buffer()) as reader:
+            source = pa.BufferReader(value.as_buffer())
+            with pa.ipc.open_stream(source) as reader:
                 if not reader.schema.equals(schema, check_metadata=False):
                     raise ValueError(
                         f"a value of column {column!r} has rows of the schema\n{reader.schema}\n"
                         f"but unpack() was promised\n{schema}"
                     )
-                yield from (rows for rows in reader if rows.num_rows)
+                at = source.tell()
+                for rows in reader:
+                    at = source.tell()
+                    if rows.num_rows:
+                        yield rows
+                if source.tell() == at:
+                    raise ValueError(
+                        f"a value of column {column!r} is an Arrow stream that stops before the "
+                        "mark of its end: it was cut off, or its writer was not closed"
+                    )
 
 
 def _full(parts: list[pa.RecordBatch]) -> bool:

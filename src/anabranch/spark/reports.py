@@ -30,6 +30,10 @@ class Report:
     """The latest event time seen on each input, in microseconds, for the watermark."""
     captured: str | None = None
     """Where the checkpoint taken with this batch lies, if one was asked for."""
+    attempt: int = 0
+    """Spark's number of the task attempt; it grows within an attempt of the batch."""
+    not_captured: str | None = None
+    """Why there is no checkpoint though one was asked for."""
 
 
 class _Concatenate(AccumulatorParam[list[Report]]):
@@ -54,5 +58,6 @@ class Reports:
         """All reports of a version, the last attempt's where there were several, and empty it."""
         mail: Sequence[Report] = self._mail.value
         self._mail.value = []
-        newest = sorted((r for r in mail if r.version == version), key=lambda r: r.fence)
+        reports = (r for r in mail if r.version == version)
+        newest = sorted(reports, key=lambda r: (r.fence, r.attempt))
         return {(report.operator, report.instance): report for report in newest}

@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.backup import Files, Manifest, Manifests, read_state, state_schema
+from anabranch.backup import Manifest, open_checkpoints, read_state, state_schema
 from anabranch.errors import CheckpointNotFound, PlanError
-from anabranch.spark.types import spark_schema
+from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.groups import KeyGroups, assign
 from anabranch.units import Version
 
@@ -19,9 +19,10 @@ from anabranch.units import Version
 class StateSource(DataSource):
     """Reads the state of one operator from the checkpoints of a query.
 
-    The path is the query's checkpoint folder, or the backup folder if the query has one of its own.
-    Options: ``operator``, which may be left out if there is only one, and ``version``, the newest
-    checkpoint if left out. Columns: the key, ``key_group``, the state's columns.
+    The path is the query's checkpoint folder, wherever its checkpoint files are. Options:
+    ``operator``, which may be left out if there is only one, and ``version``, the newest
+    checkpoint if left out. Columns: the key, ``key_group``, the state's columns. Unsigned
+    numbers are in the next wider type that Spark has, and a time that means never is null.
     """
 
     @classmethod
@@ -48,7 +49,7 @@ class StateSource(DataSource):
         return path
 
     def _found(self) -> tuple[Manifest, str]:
-        manifests = Manifests(Files(self._uri()).open())
+        manifests, _ = open_checkpoints(self._uri())
         asked = self.options.get("version")
         if asked is not None and not asked.isdigit():
             raise PlanError(f"anabranch.state: version={asked!r} is not the number of a batch")
@@ -88,9 +89,6 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Piece)
-        store = Files(self.uri).open()
-        manifest = Manifests(store).get(self.version)
-        rows = read_state(store, manifest, self.operator, partition.groups)
-        # Spark compares with the schema it was told, in which every column is nullable.
-        loose = pa.schema([field.with_nullable(True) for field in rows.schema])
-        yield from rows.cast(loose).to_batches()
+        manifests, store = open_checkpoints(self.uri)
+        rows = read_state(store, manifests.get(self.version), self.operator, partition.groups)
+        yield from spark_rows(rows).to_batches()

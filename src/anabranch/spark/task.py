@@ -8,22 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from anabranch.errors import Misplaced
+from anabranch.errors import Misplaced, Reshaped, StateFull
+from anabranch.nodes.captures import write_capture
 from anabranch.nodes.root import StateRoot
-from anabranch.nodes.workbench import CAPTURES, TABLES
+from anabranch.nodes.workbench import TABLES
 from anabranch.operators.context import Context
 from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
+from anabranch.spark.end_marks import watch
 from anabranch.spark.nodes import executor
+from anabranch.spark.open_tables import OpenTables
 from anabranch.spark.packing import TARGET, Packing
 from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
-from anabranch.state.checkpoint import save
-from anabranch.state.groups import KeyGroups
+from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.hashing import hash_keys
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
@@ -37,7 +40,9 @@ _SLICE = 131_072
 _PIECE_ROWS, _PIECE_BYTES = 65_536, 1 << 24
 _LOCK_SECONDS = 60.0
 
-_open: dict[str, StateTable] = {}
+_open = OpenTables()
+
+watch()
 
 
 @dataclass(frozen=True)
@@ -79,29 +84,33 @@ class OperatorTask:
 
     def run(self, reports: Reports, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the batch. State is changed for good only if the iterator is exhausted."""
-        partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        spark = TaskContext.get()
+        assert spark is not None, "an operator's batch runs inside a Spark task"
+        partition, attempt = spark.partitionId(), spark.taskAttemptId()
         started, cpu = time.perf_counter(), time.process_time()
         queued = max(0.0, time.time() - self.batch_time / 1e6)
-        instance = self.instances[partition]
+        instance = self._instance(partition)
         root = self._root(partition)
-        table = _opened(root / TABLES / self.tables / str(instance), self.layout)
+        owned = self._owned(instance)
+        table = _open.get(root / TABLES / self.tables / str(instance), self.layout)
         if self.packing is not None:
             batches = self.packing.unpacked(batches, ordered=self.ordered)
         taken = 0
         times: list[int | None] = [None] * len(self.time_columns)
         with table.lock(_LOCK_SECONDS):
-            table.begin(self.version, self.fence, track_dirty=self.track_changes)
+            table.begin(self.version, self.fence, attempt, track_dirty=self.track_changes)
             state = State(table, self.keys)
             context = Context(self.version, instance, self.keys, self.watermark, self.batch_time)
             for batch in self._chunks(batches):
                 rows = self._rows(batch)
+                self._check_owned(owned, rows, instance)
                 taken += len(rows)
                 times = self._latest(rows, times)
                 yield from self._emit(self.operator.process(rows, state, context))
                 yield from self._emit_side(context)
             yield from self._emit(self.operator.finish(state, context))
             yield from self._emit_side(context)
-            captured = self._capture(table, instance, root)
+            captured, why_not = self._capture(table, instance, root)
             table.finish()
             report = Report(
                 self.name,
@@ -116,6 +125,8 @@ class OperatorTask:
                 queued,
                 tuple(times),
                 captured,
+                attempt,
+                why_not,
             )
         reports.send(report)
 
@@ -123,6 +134,32 @@ class OperatorTask:
     def time_columns(self) -> tuple[str, ...]:
         """The event-time column of each input."""
         return event_times(self.operator)
+
+    def _instance(self, partition: int) -> int:
+        """The instance that a partition is of."""
+        if partition >= len(self.instances):
+            raise Reshaped(
+                f"{self.name} has {len(self.instances)} partitions, and Spark ran one as number "
+                f"{partition}: they were put together with others before they were computed, as "
+                "by union() or a join. Keep the operator's result with persist() first"
+            )
+        return self.instances[partition]
+
+    def _owned(self, instance: int) -> npt.NDArray[np.bool_]:
+        """Which of all key groups are the instance's."""
+        return self.groups[instance].mask(np.arange(self.layout.key.key_groups))
+
+    def _check_owned(self, owned: npt.NDArray[np.bool_], rows: Rows, instance: int) -> None:
+        assert rows.hashes is not None
+        groups = group_of(rows.hashes, len(owned))
+        if not owned[groups].all():
+            other = int(groups[~owned[groups]][0])
+            raise Reshaped(
+                f"{self.name}, instance {instance}, has the key groups {self.groups[instance]}, "
+                f"and rows of group {other} came to it: the operator's partitions were merged or "
+                "shifted before they were computed, as by coalesce(), union() or a join. Keep the "
+                "operator's result with persist() first"
+            )
 
     def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches that came, in pieces of a size that is worth the operator's while."""
@@ -188,20 +225,24 @@ class OperatorTask:
             )
         return self.root.path(here)
 
-    def _capture(self, table: StateTable, instance: int, root: Path) -> str | None:
+    def _capture(
+        self, table: StateTable, instance: int, root: Path
+    ) -> tuple[str | None, str | None]:
+        """The file of the checkpoint that was asked for, or why there is none."""
         if self.capture is None:
-            return None
+            return None, None
         owned, base = self.groups[instance], self.capture.base
         if base is not None and 2 * table.dirty_count > table.count:
             # All rows take hardly longer than most of them, and spare the reader a chain.
             base = None
         taken = capture(table, self.name, instance, groups=owned, base=base)
-        folder = root / CAPTURES
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.name}-{self.version}-{instance}.arrow"
-        save(taken, path)
+        try:
+            path = write_capture(taken, root, f"{self.name}-{self.version}-{instance}.arrow")
+        except StateFull as error:
+            # The rows stay marked as changed, and the batch goes on without the checkpoint.
+            return None, str(error)
         table.mark_clean()
-        return str(path)
+        return str(path), None
 
 
 def event_times(operator: Operator) -> tuple[str, ...]:
@@ -232,16 +273,3 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, batch.num_rows, _SLICE):
         yield batch.slice(start, _SLICE)
-
-
-def _opened(folder: Path, layout: TableLayout) -> StateTable:
-    """The table in a folder, kept open by this process so that its pages stay mapped."""
-    name = str(folder)
-    table = _open.get(name)
-    if table is not None and not table.replaced():
-        return table
-    # What is mapped stays in memory, also the tables of queries that have long ended.
-    for gone in [each for each, other in _open.items() if other.replaced()]:
-        _open.pop(gone).close()
-    _open[name] = StateTable.open(folder, layout)
-    return _open[name]

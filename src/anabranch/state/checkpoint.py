@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -44,20 +45,27 @@ def write(capture: Capture) -> pa.Buffer:
 
 
 def save(capture: Capture, path: Path) -> None:
-    """Write the same bytes into a file of this machine.
+    """Write the same bytes into a file of this machine, that is there as a whole or not at all.
 
     They are never in one piece in memory: to get a large piece can take the system longer than
-    everything else here.
+    everything else here. Only this user can read the file.
     """
-    with pa.OSFile(str(path), "wb") as sink:
-        _stream(sink, _schema(capture), capture.rows)
-        sink.write(bytes(_TRAILER.size))
-    with (
-        path.open("r+b") as file,
-        mmap.mmap(file.fileno(), 0) as mapped,
-        memoryview(mapped) as view,
-    ):
-        seal(view)
+    half = path.with_name(f".{path.name}.half")
+    try:
+        os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
+        with pa.OSFile(str(half), "wb") as sink:
+            _stream(sink, _schema(capture), capture.rows)
+            sink.write(bytes(_TRAILER.size))
+        with (
+            half.open("r+b") as file,
+            mmap.mmap(file.fileno(), 0) as mapped,
+            memoryview(mapped) as view,
+        ):
+            seal(view)
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
 
 
 def _schema(capture: Capture) -> pa.Schema:

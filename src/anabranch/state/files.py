@@ -77,10 +77,12 @@ class Arena:
                 self._allocate(0, HEADER_BYTES, end)
             elif os.fstat(self._fd).st_size != end:
                 raise StateMissing(f"{path} has not the size of a state table with these columns")
-            self._map = mmap.mmap(self._fd, end)
+            self._map = _mapped(self._fd, end, path)
         except BaseException:
             os.close(self._fd)
             raise
+        self.addresses = end
+        """How many bytes of this process's addresses the file takes, whatever is in it."""
         self.header = np.frombuffer(self._map, np.int64, HEADER_BYTES // 8)
         words = self.header[1024 : 1024 + 2 * len(regions)].reshape(-1, 2)
         self._allocated, self._released = words[:, 0], words[:, 1]
@@ -171,7 +173,8 @@ class Arena:
         if items > most:
             raise StateFull(
                 f"the state table in {self.path.parent} cannot have more than "
-                f"{region.items} items of {name!r}: use more instances"
+                f"{region.items} items of {name!r}, for which it was made: use more instances. If "
+                "its file system was made larger since, scaling or restoring makes tables anew"
             )
         slack = min(max(_LEAST_STEP, (items - released) * size // 8), _GREATEST_STEP)
         for more in (slack, 0):
@@ -203,6 +206,18 @@ class Arena:
 
     def _remove(self, start: int, length: int) -> None:
         self._map.madvise(mmap.MADV_REMOVE, start, length)
+
+
+def _mapped(fd: int, length: int, path: Path) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, length)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise StateFull(
+            f"this process has no {length} addresses left for the state table in {path.parent}; "
+            "it has too many tables open, or a limit on its virtual memory (ulimit -v)"
+        ) from error
 
 
 def _unwrapped(start: int, stop: int, size: int) -> list[tuple[int, int]]:

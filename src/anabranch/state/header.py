@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anabranch import boot
 from anabranch.errors import SchemaChanged, StateMissing
 
 Array = npt.NDArray[Any]
@@ -20,12 +21,23 @@ NONE = -(1 << 62)
 """Stands for no version."""
 
 _MAGIC = 0x68636E6172626E61
-_FORMAT = 1
+_FORMAT = 2
+_ROWS, _RING = 5, 6
+_BOOT = slice(8, 10)
 _TEXT = 64
 _TEXT_BYTES = 7000
 _SLOTS = (4096, 5120)
 _BEGIN = 6144
 _SLOT_WORDS = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a table could ever hold: its arrays have addresses for that."""
+
+    rows: int
+    ring: int
+    """Bytes of the values of one column of variable length."""
 
 
 @dataclass
@@ -46,6 +58,8 @@ class Counters:
     previous: int = NONE
     unfinished: int = NONE
     fence: int = NONE
+    attempt: int = NONE
+    """With the fence, who was the last to begin a version."""
     maintaining: int = 0
     """Set while rows and heap records are moved about, with the undo log as the way back."""
     tick: int = 1
@@ -80,24 +94,40 @@ class Header:
         if _NUMBERS + 3 * heaps > _SLOT_WORDS:
             raise ValueError(f"{heaps} columns of strings and bytes are too many for one table")
 
-    def write_layout(self, fingerprint: str, text: str) -> None:
+    def write_layout(self, fingerprint: str, text: str, limits: Limits) -> None:
         """Say what the table is for. The magic number comes last and makes it one."""
         described = f"{fingerprint}\n{text}".encode()[:_TEXT_BYTES]
         room = self._words[_TEXT:1024].view(np.uint8)
         room[:] = 0
         room[: len(described)] = np.frombuffer(described, np.uint8)
+        self._words[_ROWS], self._words[_RING] = limits.rows, limits.ring
+        self._words[_BOOT] = np.frombuffer(bytes.fromhex(boot.boot_id()), np.int64)
         self._words[1] = _FORMAT
         self._words[0] = _MAGIC
 
     def check_layout(self, folder: object, fingerprint: str, text: str) -> None:
-        """Refuse a file that is no table, or one of another layout."""
+        """Refuse a file that is no table, one of another layout, or one that a crash has cut.
+
+        Pages of a mapped file reach a disk in any order. After a crash of the machine the header
+        may be there and the rows may not, so nothing of before can be trusted.
+        """
         check_magic(self._words, folder)
+        if not boot.same_boot(self._words[_BOOT].tobytes().hex()):
+            raise StateMissing(
+                f"the state table in {folder} was made before the machine was last started, and "
+                "may not be whole; the state is restored from a checkpoint"
+            )
         described = bytes(self._words[_TEXT:1024].view(np.uint8)).rstrip(b"\0")
         found, _, found_text = described.decode(errors="replace").partition("\n")
         if found != fingerprint:
             raise SchemaChanged(
                 f"the state table in {folder} was written as {found_text}; it was opened as {text}"
             )
+
+    @property
+    def limits(self) -> Limits:
+        """How much the arrays of the table have addresses for."""
+        return Limits(int(self._words[_ROWS]), int(self._words[_RING]))
 
     def load(self) -> Counters:
         """A copy of the counters in use."""

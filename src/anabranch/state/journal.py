@@ -83,9 +83,10 @@ class UndoLog:
         self._log = arena.array(_UNDO).reshape(-1, 3)
 
     @staticmethod
-    def region() -> Region:
-        """The array of an undo log."""
-        return Region(_UNDO, np.dtype(np.uint64), 1 << 28, 3)
+    def region(max_rows: int, heaps: int) -> Region:
+        """The array of an undo log for a table of so many rows and heaps."""
+        most = (4 + 2 * heaps) * max_rows  # a row is released, moved, and its records moved
+        return Region(_UNDO, np.dtype(np.uint64), min(1 << 28, most), 3)
 
     def keep(self, which: int, positions: Array) -> None:
         """Add words of one of the arrays, before they change."""

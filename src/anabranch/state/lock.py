@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anabranch.errors import StateLocked
@@ -22,7 +22,7 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
     Waits up to ``timeout`` seconds, then raises :class:`StateLocked`. The folder is made if it is
     not there, so that a table can be created under its lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / "lock"
     deadline = time.monotonic() + timeout
     pause = _FIRST_PAUSE
@@ -46,8 +46,9 @@ def _try(path: Path) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Whoever destroyed the folder took the file away: a lock on that one keeps nobody out.
         if path.stat().st_ino == os.fstat(fd).st_ino:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            with suppress(OSError):  # a folder without room keeps others out all the same
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass

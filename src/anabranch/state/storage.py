@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import pyarrow as pa
 
 from anabranch.errors import StateError, StateMissing
 from anabranch.kernels import rows as kernels
-from anabranch.state.files import HEADER_BYTES, Arena, Region
-from anabranch.state.header import Counters, Header, HeapCounters
+from anabranch.state.files import HEADER_BYTES, PAGE, Arena, Region
+from anabranch.state.header import Counters, Header, HeapCounters, Limits
 from anabranch.state.heap import RING_BYTES, Heap, Owner
 from anabranch.state.index import FREE, Index
 from anabranch.state.journal import Journal, UndoLog
@@ -28,6 +29,7 @@ _HEAD, _MARKS, _KEY_HEAP = "head", "marks", "key heap"
 _FREE, _DIRTY, _QUEUE = "free rows", "changed rows", "dead rows"
 _MOST_ROWS = (1 << 31) - 2
 _ADDRESS_SPACE = 1 << 40
+_LEAST_ROWS, _LEAST_RING = 1 << 16, 1 << 20
 _SCAN_BELOW = 32
 """To look at so many marks takes as long as to sort one row number."""
 
@@ -84,12 +86,14 @@ class Storage:
         key = layout.key
         self.width = 2 + key.words + (1 + key.parts if key.parts else 0)
         variable = [column for column in layout.values if column.type.variable]
-        if create_as is None:
-            _check(folder, layout, 1 + len(variable))
         journaled = [_value_region(column, 1) for column in layout.values]
         if layout.timers:
             journaled.append(Region(TIMES, np.dtype(np.int64), 1))
-        most = _most_rows(self.width, journaled)
+        if create_as is None:
+            limits = _check(folder, layout, 1 + len(variable))
+        else:
+            limits = _limits(create_as.parent, self.width, journaled)
+        self._limits, most = limits, limits.rows
         columns = [Region(c.name, c.dtype, most, c.width) for c in journaled]
         grown = [
             Region(_HEAD, np.dtype(np.uint64), most, self.width),
@@ -99,12 +103,12 @@ class Storage:
         if layout.timers:
             grown.append(Region(LINKS, np.dtype(np.int32), most, 2))
         self._grown = [region.name for region in grown]
-        rings = {_KEY_HEAP: RING_BYTES if key.parts else 4096}
-        rings |= {f"heap {column.name}": RING_BYTES for column in variable}
+        rings = {_KEY_HEAP: limits.ring if key.parts else 4096}
+        rings |= {f"heap {column.name}": limits.ring for column in variable}
         regions = [
             *grown,
             *Journal.regions(most, columns),
-            UndoLog.region(),
+            UndoLog.region(most, len(rings)),
             *Index.regions(most),
             *(Region(name, np.dtype(np.int32), 4 * most) for name in (_FREE, _DIRTY, _QUEUE)),
             *(Heap.region(name, ring) for name, ring in rings.items()),
@@ -141,7 +145,7 @@ class Storage:
         if self.timers is not None:
             self.timers.allocate()
         self.header.flip(Counters(version, heaps=[HeapCounters() for _ in self.heaps]))
-        self.header.write_layout(self.layout.fingerprint(), str(self.layout))
+        self.header.write_layout(self.layout.fingerprint(), str(self.layout), self._limits)
 
     def column(self, name: str) -> Array:
         """A value column, or the two words per row of a variable one."""
@@ -257,14 +261,22 @@ class Storage:
             self.timers.rebuild(counters.rows)
 
 
-def _most_rows(width: int, columns: list[Region]) -> int:
-    """How many rows fit into the address space that a table may take."""
-    in_journal = sum(column.item_bytes for column in columns) + 12
+def _limits(folder: Path, width: int, columns: list[Region]) -> Limits:
+    """What a table can hold: no more than its file system, nor than it may have addresses for."""
+    values = sum(column.item_bytes for column in columns)
+    in_journal = values + 12
     row = 8 * width + 4 + 8 + in_journal + 128 + 48
-    return min(_MOST_ROWS, _ADDRESS_SPACE // (row + in_journal))
+    most = min(_MOST_ROWS, _ADDRESS_SPACE // (row + in_journal))
+    found = os.statvfs(folder)
+    room = found.f_blocks * found.f_frsize
+    if room == 0:  # a file system that does not say
+        return Limits(most, RING_BYTES)
+    # A row takes at least its record, its mark, its values and a slot of the index.
+    rows = min(most, max(_LEAST_ROWS, room // (8 * width + 4 + values + 8)))
+    return Limits(rows, min(RING_BYTES, max(_LEAST_RING, room // PAGE * PAGE + PAGE)))
 
 
-def _check(folder: Path, layout: TableLayout, heaps: int) -> None:
+def _check(folder: Path, layout: TableLayout, heaps: int) -> Limits:
     """Look at the header alone: the size of the rest depends on what it says."""
     try:
         with (folder / FILE).open("rb") as file:
@@ -273,9 +285,9 @@ def _check(folder: Path, layout: TableLayout, heaps: int) -> None:
         raise StateMissing(f"there is no state table in {folder}") from error
     if len(data) < HEADER_BYTES:
         raise StateMissing(f"{folder / FILE} is too short to be a state table")
-    Header(np.frombuffer(data, np.int64), heaps).check_layout(
-        folder, layout.fingerprint(), str(layout)
-    )
+    header = Header(np.frombuffer(data, np.int64), heaps)
+    header.check_layout(folder, layout.fingerprint(), str(layout))
+    return header.limits
 
 
 def remove(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import StateError, StateMissing
+from anabranch.private import private_folder
 from anabranch.state import storage as storage_module
 from anabranch.state import versions
 from anabranch.state.changes import Changes
@@ -52,7 +53,7 @@ class StateTable:
         cls, folder: Path, layout: TableLayout, *, version: Version = NO_VERSION
     ) -> StateTable:
         """Make an empty table that counts as being at ``version``; refuses an existing one."""
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         made = folder / f"{FILE}.{uuid.uuid4().hex}"
         try:
             storage = Storage(folder, layout, create_as=made)
@@ -61,6 +62,11 @@ class StateTable:
             os.link(made, folder / FILE)
         except FileExistsError as error:
             raise StateError(f"there already is a state table in {folder}") from error
+        except BaseException:
+            made.unlink(missing_ok=True)
+            with suppress(OSError):  # something else is in it
+                folder.rmdir()
+            raise
         finally:
             made.unlink(missing_ok=True)
         return cls(storage)
@@ -80,6 +86,11 @@ class StateTable:
     def replaced(self) -> bool:
         """Whether the folder has another table by now, or none."""
         return not self._storage.arena.is_at(self.folder / FILE)
+
+    @property
+    def addresses(self) -> int:
+        """How many bytes of this process's addresses the open table takes."""
+        return self._storage.arena.addresses
 
     @property
     def closed(self) -> bool:
@@ -112,19 +123,28 @@ class StateTable:
         """The version that was begun and not finished."""
         return _optional(self._storage.header.load().unfinished)
 
-    def begin(self, version: Version, fence: int, *, track_dirty: bool = True) -> None:
+    def begin(
+        self,
+        version: Version,
+        fence: int,
+        attempt: int = versions.NO_TASK,
+        *,
+        track_dirty: bool = True,
+    ) -> None:
         """Start a version, on top of the one before it.
 
-        ``fence`` is a number that grows with every attempt: a lower one than the table has seen
-        is refused with :class:`Fenced`. What a dead attempt left is rolled back, and so is a
-        finished version that is begun again. :class:`StateMissing` if the table is then not at
+        ``fence`` is a number that grows with every attempt of a batch, and ``attempt`` one that
+        grows with every attempt of a task in it: a lower pair than the table has seen is refused
+        with :class:`Fenced`, before anything changes. What a dead attempt left is rolled back, and
+        so is a finished version that is begun again; a task that begins its own version again is
+        refused with :class:`Reshaped`. :class:`StateMissing` if the table is then not at
         ``version - 1``. ``track_dirty=False`` is for tables without incremental checkpoints:
         deleted rows are then free at once.
         """
         if self.replaced():
             raise StateMissing(f"the state table in {self.folder} was removed; open it again")
         self._changes = None
-        counters = versions.begin(self._storage, version, fence)
+        counters = versions.begin(self._storage, version, fence, attempt)
         self._changes = Changes(self._storage, counters, track_dirty=track_dirty)
 
     def finish(self) -> None:

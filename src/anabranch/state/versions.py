@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from anabranch.errors import Fenced, StateFull, StateMissing
+from anabranch.errors import Fenced, Reshaped, StateFull, StateMissing
 from anabranch.state import maintenance
 from anabranch.state.header import NONE, Counters
 from anabranch.state.storage import Storage
 
+NO_TASK = -1
+"""The task attempt of what begins a version outside of a Spark task."""
 
-def begin(storage: Storage, version: int, fence: int) -> Counters:
+
+def begin(storage: Storage, version: int, fence: int, attempt: int) -> Counters:
     """Start a version; returns the counters to work with.
 
     A version that did not finish is rolled back first, and so is a finished one that is repeated.
     """
     header = storage.header
     counters = header.load()
-    if fence < counters.fence:
+    if (fence, attempt) < (counters.fence, counters.attempt):
         raise Fenced(
-            f"the state table in {storage.folder} was taken over by attempt {counters.fence}; "
-            f"attempt {fence} at version {version} must give up"
+            f"the state table in {storage.folder} was taken over by "
+            f"{_attempt(counters.fence, counters.attempt)}; {_attempt(fence, attempt)} at version "
+            f"{version} must give up"
         )
-    counters.fence = fence
+    if attempt != NO_TASK and (fence, attempt) == (counters.fence, counters.attempt):
+        _refuse_again(storage, counters, version)
+    counters.fence, counters.attempt = fence, attempt
     header.flip(counters)
     counters = recover(storage)
     if counters.version == version and counters.previous == version - 1:
@@ -51,10 +57,11 @@ def forget(storage: Storage, counters: Counters) -> None:
 def finish(storage: Storage, counters: Counters) -> None:
     """Make the version that these counters are of the table's version."""
     stored = storage.header.load()
-    if (stored.fence, stored.unfinished) != (counters.fence, counters.unfinished):
+    if _writer(stored) != _writer(counters):
         raise Fenced(
-            f"the state table in {storage.folder} was taken over by attempt {stored.fence} while "
-            f"attempt {counters.fence} was at version {counters.unfinished}"
+            f"the state table in {storage.folder} was taken over by "
+            f"{_attempt(stored.fence, stored.attempt)} while "
+            f"{_attempt(counters.fence, counters.attempt)} was at version {counters.unfinished}"
         )
     counters.previous = counters.version
     counters.version = counters.unfinished
@@ -81,7 +88,7 @@ def roll_back(storage: Storage) -> Counters:
             f"the state table in {storage.folder} has {describe(now)}, and no journal to go back"
         )
     counters = header.begun()
-    counters.fence = now.fence
+    counters.fence, counters.attempt = now.fence, now.attempt
     header.flip(counters)
     storage.journal.restore()
     storage.settle(counters)
@@ -98,6 +105,24 @@ def describe(counters: Counters) -> str:
     if counters.unfinished != NONE:
         text += f", with version {counters.unfinished} begun and not finished"
     return text
+
+
+def _refuse_again(storage: Storage, counters: Counters, version: int) -> None:
+    """Refuse a task that runs a version for the second time: it has the rows of two instances."""
+    if version in (counters.version, counters.unfinished):
+        raise Reshaped(
+            f"one Spark task ran version {version} of the state table in {storage.folder} twice: "
+            "the partitions of the operator were merged before they were computed, as by "
+            "coalesce(). Use repartition() instead, or keep the operator's result with persist()"
+        )
+
+
+def _writer(counters: Counters) -> tuple[int, int, int]:
+    return counters.fence, counters.attempt, counters.unfinished
+
+
+def _attempt(fence: int, attempt: int) -> str:
+    return f"attempt {fence}" + ("" if attempt == NO_TASK else f" (task {attempt})")
 
 
 def _maintain(storage: Storage, counters: Counters) -> Counters:

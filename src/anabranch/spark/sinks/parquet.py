@@ -9,6 +9,7 @@ Arrow to Parquet in the Python worker that computed them.
 from __future__ import annotations
 
 import posixpath
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -101,18 +102,26 @@ class ParquetSink:
         flush(folder)
         flush(posixpath.dirname(folder))
 
+    def resume(self, query: str, after: Version) -> None:
+        """Flush the files of later batches with the next ones."""
+        filesystem, folder = resolve(self.path)
+        with self._lock:
+            self._unflushed += [f"{folder}/{n}" for n in _later(filesystem, folder, query, after)]
+
     def take_back(self, query: str, after: Version) -> None:
         """Remove the files of later batches, and the unfinished ones."""
         filesystem, folder = resolve(self.path)
-        if filesystem.get_file_info(folder).type == fs.FileType.NotFound:
-            return
+        for name in _later(filesystem, folder, query, after):
+            filesystem.delete_file(f"{folder}/{name}")
         for name in _names(filesystem, folder):
-            mine = name.removeprefix(_TEMPORARY).removeprefix(f"part-{query}-")
-            later = mine[:10].isdigit() and int(mine[:10]) > after
-            if name.startswith(f"{_TEMPORARY}part-{query}-") or (
-                name.startswith(f"part-{query}-") and later
-            ):
+            if name.startswith(f"{_TEMPORARY}part-{query}-"):
                 filesystem.delete_file(f"{folder}/{name}")
+
+
+def _later(filesystem: fs.FileSystem, folder: str, query: str, after: Version) -> list[str]:
+    """The files of a query's batches after a version."""
+    found = ((re.fullmatch(rf"part-{query}-(\d+)-.*", n), n) for n in _names(filesystem, folder))
+    return [name for match, name in found if match and int(match[1]) > after]
 
 
 def _prefix(delivery: Delivery) -> str:
@@ -120,7 +129,10 @@ def _prefix(delivery: Delivery) -> str:
 
 
 def _names(filesystem: fs.FileSystem, folder: str) -> list[str]:
-    return [info.base_name for info in filesystem.get_file_info(fs.FileSelector(folder))]
+    return [
+        info.base_name
+        for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    ]
 
 
 def _sweep(filesystem: fs.FileSystem, folder: str, delivery: Delivery) -> None:

@@ -72,6 +72,9 @@ class MemorySink:
     def flush(self) -> None:
         """There is nothing to flush."""
 
+    def resume(self, query: str, after: Version) -> None:
+        """There is nothing to flush."""
+
     def take_back(self, query: str, after: Version) -> None:
         """Forget the rows of later batches."""
         self._batches = {v: rows for v, rows in self._batches.items() if v <= after}
@@ -109,6 +112,9 @@ class ConsoleSink:
         return False
 
     def flush(self) -> None:
+        """There is nothing to flush."""
+
+    def resume(self, query: str, after: Version) -> None:
         """There is nothing to flush."""
 
     def take_back(self, query: str, after: Version) -> None:

@@ -60,6 +60,10 @@ class Replaceable(Sink, Protocol):
         """Have everything that was committed so far on disk. Called beside the next batches."""
         ...
 
+    def resume(self, query: str, after: Version) -> None:
+        """Take over from a run that died, whose results after a version may not be flushed."""
+        ...
+
     def take_back(self, query: str, after: Version) -> None:
         """Remove the results of a query's batches after a version."""
         ...

@@ -1,0 +1,134 @@
+"""Who uses a folder of state: one machine, and for each query in it a process that lives.
+
+Locks say so, and the system lets go of them when their process dies::
+
+    <state folder>/.hosts-<user>/<boot id>    shared, by everyone of this machine
+    <state folder>/[<host>/]<query>/alive     shared, by those who run the query there
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from anabranch import boot
+from anabranch.errors import PlanError
+from anabranch.nodes.folders import backup_folder, make_own
+from anabranch.nodes.mounts import file_system, is_network
+from anabranch.private import private_folder
+
+ALIVE = "alive"
+HOSTS = ".hosts"
+
+
+class Claim:
+    """The folder of a query's state, made for this user alone and held until it is closed."""
+
+    def __init__(self, base: Path, root: Path) -> None:
+        kind = file_system(base)
+        if is_network(kind):
+            raise PlanError(
+                f"the state folder {base} is on a network ({kind}); state is shared memory of one "
+                "machine: name a folder on a disk of its own, or in memory, with state_folder= or "
+                "ANABRANCH_STATE_FOLDER"
+            )
+        self.root = root
+        self._held: list[int] = []
+        try:
+            make_own(base)
+            make_own(backup_folder())
+            self._held.append(_claim_machine(base))
+            for above in reversed(root.relative_to(base).parents[:-1]):
+                _open_to_all(base / above)
+            self._held.append(_hold(root / ALIVE))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the folder. It stays, and may be swept from now on."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def try_alone(path: Path) -> int | None:
+    """The descriptor of a file that nobody else holds, held alone; None if somebody does.
+
+    The caller closes it. FileNotFoundError if the folder is gone.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _hold(path: Path) -> int:
+    """Hold a file together with others, in a folder that is made if it is not there."""
+    while True:
+        try:
+            private_folder(path.parent)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # swept meanwhile
+        try:
+            # Whoever holds it alone is about to remove it, and that does not take long.
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if os.path.samestat(path.stat(), os.fstat(fd)):
+                return fd
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _claim_machine(base: Path) -> int:
+    """Note that this machine uses a folder; PlanError if another one does."""
+    hosts = base / f"{HOSTS}-{os.geteuid()}"
+    mine = _hold(hosts / boot.boot_id())
+    try:
+        for other in sorted(hosts.iterdir()):
+            if other.name == boot.boot_id():
+                continue
+            stale = try_alone(other)
+            if stale is None:
+                raise PlanError(
+                    f"the state folder {base} is used by another machine as well; state is shared "
+                    "memory of one machine: give each a folder of its own, with state_folder= or "
+                    "ANABRANCH_STATE_FOLDER"
+                )
+            other.unlink(missing_ok=True)
+            os.close(stale)
+    except BaseException:
+        os.close(mine)
+        raise
+    return mine
+
+
+def _open_to_all(folder: Path) -> None:
+    """Make a folder in which every user may have folders of his own, and nobody another's."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o1777:
+        folder.chmod(0o1777)

@@ -1,0 +1,51 @@
+"""The folders of a machine that all queries of a user share."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from anabranch.private import private_folder
+
+VARIABLE = "ANABRANCH_STATE_FOLDER"
+"""The environment of a node may name the folder for state; a query that names one itself wins."""
+
+BACKUPS = "ANABRANCH_BACKUP_FOLDER"
+"""The environment of a node may name the folder, on a disk, for the backups of other nodes."""
+
+SPILLED = "captures"
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def state_folder(given: str | None = None) -> Path:
+    """The folder of the state of all queries: as given, of the environment, or of this user."""
+    named = given or os.environ.get(VARIABLE)
+    return _default_state() if named is None else Path(named).absolute()
+
+
+def backup_folder(given: str | None = None) -> Path:
+    """The folder of the backups of all queries, on a disk."""
+    named = given or os.environ.get(BACKUPS)
+    return _default_backups() if named is None else Path(named).absolute()
+
+
+def spilled(root: Path) -> Path:
+    """The folder, on a disk, for captures that have no room in the folder of a query's state."""
+    return backup_folder() / SPILLED / root.parent.name / root.name
+
+
+def make_own(folder: Path) -> None:
+    """Make a folder that is missing. A default one is in a folder of all users, and refused if it
+    is another user's; one that was named is as whoever named it wants it."""
+    if folder in (_default_state(), _default_backups()) or not folder.exists():
+        private_folder(folder)
+
+
+def _default_state() -> Path:
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    return memory.absolute() / f"anabranch-{os.geteuid()}"
+
+
+def _default_backups() -> Path:
+    return Path(tempfile.gettempdir()).absolute() / f"anabranch-backups-{os.geteuid()}"

@@ -1,0 +1,40 @@
+"""The file system that a folder is on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = re.compile(
+    r"nfs\d*|cifs|smb\w*|ceph|glusterfs|lustre|gpfs|beegfs\w*|9p|ocfs2|gfs2?|afs|pvfs2|orangefs"
+    r"|wekafs|ncpfs|coda|fuse\.(sshfs|ceph\w*|gluster\w*|s3fs|gcsfuse|juicefs|rclone|mfs|davfs2?)"
+)
+
+
+def is_network(kind: str) -> bool:
+    """Whether several machines can have a file system of this type at the same time."""
+    return _NETWORK.fullmatch(kind) is not None
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system of a folder, or of the first folder above it that there is.
+
+    An empty text where the system does not say.
+    """
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    found = path.resolve()
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    for line in lines:
+        mounted, _, described = line.partition(" - ")
+        point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mounted.split()[4]))
+        # Of two on the same folder, the one that was mounted last is the one that is seen.
+        if found.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), described.split()[0]
+    return kind

@@ -1,0 +1,24 @@
+"""The event log of a query."""
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.backup import Files
+from anabranch.coordinator.events import Event, Events
+
+
+def test_what_fails_is_written_too(tmp_path: Path) -> None:
+    store = Files(str(tmp_path)).open()
+    events = Events(store, 1)
+    with events.timed("checkpoint", version=3) as details:
+        details["bytes"] = 10
+    with pytest.raises(OSError, match="no room"), events.timed("checkpoint", version=4):
+        raise OSError("no room")
+    (name,) = store.list("events/")
+    done, failed = map(Event.from_json, store.get(name).to_pybytes().decode().splitlines())
+    assert not done.failed
+    assert done.details == {"version": 3, "bytes": 10}
+    assert failed.failed
+    assert failed.details == {"version": 4, "error": "OSError: no room"}
+    assert list(events.recent) == [done, failed]

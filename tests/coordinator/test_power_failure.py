@@ -1,0 +1,56 @@
+"""Queries on a machine that loses its power: nothing is lost, nothing is repeated."""
+
+import random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from coordinator.mini import Killed, Ledger, Mini, expected, lose_memory, results
+from coordinator.power import PowerDisk
+
+ENDINGS = ["stop", "kill", "kill and lose the state", "power"]
+
+
+@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    history=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(ENDINGS)), max_size=6),
+    every=st.integers(1, 6),
+    outside=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_whatever_ends_a_run_results_come_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    history: list[tuple[int, str]],
+    every: int,
+    outside: bool,
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    root = tmp_path_factory.mktemp("machine")
+    disk, memory = root / "disk", root / "memory"
+    disk.mkdir()
+    ledger = Ledger() if outside else None
+    boots = 0
+    with PowerDisk(disk).watched() as power, pytest.MonkeyPatch.context() as patch:
+        for steps, ending in [*history, (3, "stop")]:
+            for module in ("anabranch.boot", "anabranch.coordinator.startup", "coordinator.mini"):
+                patch.setattr(f"{module}.boot_id", lambda now=boots: f"{now:032x}")
+            last = ending == "stop"
+            query = Mini(disk, memory, ledger, every=every, chance=None if last else chance)
+            try:
+                query.start()
+                for _ in range(steps):
+                    query.step()
+            except Killed:
+                last = False
+            query.end(killed=not last)
+            if ending == "power":
+                power.fail(chance)
+                boots += 1
+            if ending not in ("stop", "kill"):
+                lose_memory(memory)
+    found = results(disk)
+    assert found == expected(len(found))
+    if ledger is not None:
+        assert sorted(row for rows in ledger.given.values() for row in rows) == found

@@ -1,0 +1,196 @@
+"""Who uses a folder of state."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from anabranch import boot
+from anabranch.errors import PlanError
+from anabranch.nodes import folders, mounts
+from anabranch.nodes.claims import ALIVE, HOSTS, Claim, try_alone
+from anabranch.nodes.root import BACKUPS, VARIABLE, StateRoot
+
+QUERY = "0123456789ab"
+OTHER = "5" * 32
+
+
+@pytest.fixture(autouse=True)
+def backups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BACKUPS, str(tmp_path / "backups"))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def hosts(base: Path) -> Path:
+    return base / f"{HOSTS}-{os.geteuid()}"
+
+
+@contextmanager
+def another_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs some code, and says so when it is done with it; then it waits."""
+    run = (
+        f"import sys\nfrom pathlib import Path\n{code}\nprint('done', flush=True)\nsys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert process.stdout.readline() == "done\n", process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_is_held_until_its_process_dies(tmp_path: Path) -> None:
+    code = "from anabranch.nodes.root import StateRoot\n"
+    code += "claim = StateRoot(sys.argv[2], sys.argv[1]).claim()"
+    with another_process(code, tmp_path, QUERY):
+        assert try_alone(tmp_path / QUERY / ALIVE) is None
+        with StateRoot(QUERY, str(tmp_path)).claim() as second:
+            assert second.root == tmp_path / QUERY
+    fd = try_alone(tmp_path / QUERY / ALIVE)
+    assert fd is not None
+    os.close(fd)
+
+
+def test_folders_are_for_their_user_alone(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    with StateRoot(QUERY, str(base)).claim("node-1"):
+        assert mode(base) == 0o700
+        assert mode(base / "node-1" / QUERY) == 0o700
+        assert mode(base / "node-1" / QUERY / ALIVE) == 0o600
+    base.chmod(0o755)
+    (base / QUERY).mkdir(mode=0o755)
+    with StateRoot(QUERY, str(base)).claim():
+        assert mode(base) == 0o755, "a folder that somebody named is as it was made"
+        assert mode(base / QUERY) == 0o700
+
+
+def test_the_default_folders_are_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (VARIABLE, BACKUPS):
+        monkeypatch.delenv(name, raising=False)
+    with mock.patch.object(os, "geteuid", return_value=4711):
+        assert StateRoot(QUERY).path().parent.name == "anabranch-4711"
+        assert StateRoot(QUERY).backups("a").parent.parent.name == "anabranch-backups-4711"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_two_users_are_not_in_each_others_way(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and not mode(folder) & 0o005:
+            folder.chmod(mode(folder) | 0o055)
+    code = """
+import os
+from anabranch.nodes.root import StateRoot
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+os.environ['ANABRANCH_BACKUP_FOLDER'] = sys.argv[1] + '/backups-of-nobody'
+claim = StateRoot(sys.argv[2], sys.argv[1]).claim('node-1')
+"""
+    with StateRoot(QUERY, str(shared)).claim("node-1"), another_process(code, shared, "0" * 12):
+        assert (shared / "node-1" / ("0" * 12)).stat().st_uid == 65534
+        assert mode(shared / "node-1" / ("0" * 12)) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of others")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / QUERY).mkdir()
+    os.chown(tmp_path / QUERY, 65534, 65534)
+    with pytest.raises(PlanError, match="belongs to user 65534"):
+        StateRoot(QUERY, str(tmp_path)).claim()
+    with (
+        mock.patch.object(folders, "_SHARED_MEMORY", tmp_path),
+        mock.patch.dict(os.environ),
+    ):
+        os.environ.pop(VARIABLE, None)
+        default = folders.state_folder()
+        default.mkdir()
+        os.chown(default, 65534, 65534)
+        with pytest.raises(PlanError, match="belongs to user 65534"):
+            StateRoot("1" * 12).claim()
+
+
+def test_a_folder_that_another_machine_uses_is_refused(tmp_path: Path) -> None:
+    with mock.patch.object(boot, "boot_id", return_value=OTHER):
+        elsewhere = StateRoot("1" * 12, str(tmp_path)).claim()
+    with pytest.raises(PlanError, match=rf"{tmp_path} is used by another machine.*state_folder="):
+        StateRoot(QUERY, str(tmp_path)).claim()
+    elsewhere.close()
+    with StateRoot(QUERY, str(tmp_path)).claim():
+        assert [path.name for path in hosts(tmp_path).iterdir()] == [boot.boot_id()]
+
+
+def test_a_refused_folder_is_not_held(tmp_path: Path) -> None:
+    with mock.patch.object(boot, "boot_id", return_value=OTHER):
+        elsewhere = StateRoot("1" * 12, str(tmp_path)).claim()
+        with (
+            mock.patch.object(boot, "boot_id", return_value="6" * 32),
+            pytest.raises(PlanError),
+        ):
+            StateRoot(QUERY, str(tmp_path)).claim()
+        elsewhere.close()
+        StateRoot("1" * 12, str(tmp_path)).claim().close()
+
+
+def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "mountinfo"
+    info.write_text(
+        "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        f"22 21 0:5 / {tmp_path}/with\\040space rw shared:1 - nfs4 server:/x rw\n"
+    )
+    monkeypatch.setattr(mounts, "_MOUNTS", info)
+    (tmp_path / "with space").mkdir()
+    with pytest.raises(PlanError, match=r"is on a network \(nfs4\)"):
+        StateRoot(QUERY, str(tmp_path / "with space" / "new")).claim()
+    StateRoot(QUERY, str(tmp_path / "without")).claim().close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [(k, True) for k in ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "lustre")]
+    + [(k, False) for k in ("ext4", "tmpfs", "xfs", "overlay", "fuse.lxcfs", "")],
+)
+def test_network_file_systems_are_known(kind: str, network: bool) -> None:
+    assert mounts.is_network(kind) is network
+
+
+def test_shared_memory_is_no_network() -> None:
+    assert mounts.file_system(Path("/proc/self")) == "proc"
+    assert not mounts.is_network(mounts.file_system(folders.state_folder()))
+
+
+def test_a_claim_waits_for_a_sweep_and_makes_the_folder_anew(tmp_path: Path) -> None:
+    root = StateRoot(QUERY, str(tmp_path))
+    root.claim().close()
+    fd = try_alone(tmp_path / QUERY / ALIVE)
+    assert fd is not None
+    claims: list[Claim] = []
+    claiming = threading.Thread(target=lambda: claims.append(root.claim()))
+    claiming.start()
+    (tmp_path / QUERY).rename(tmp_path / "away")
+    os.close(fd)
+    claiming.join(60)
+    assert (tmp_path / QUERY / ALIVE).exists()
+    assert try_alone(tmp_path / QUERY / ALIVE) is None
+    claims[0].close()

@@ -1,0 +1,148 @@
+"""Batches of one small operator, run as a query runs them, without a query."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from anabranch.nodes.root import StateRoot
+from anabranch.nodes.workbench import TABLES
+from anabranch.operators.context import Context
+from anabranch.operators.operator import Operator
+from anabranch.operators.rows import Rows
+from anabranch.spark.hashing import KeyHash
+from anabranch.spark.reports import Report, Reports
+from anabranch.spark.shuffle import Router
+from anabranch.spark.task import CaptureOrder, OperatorTask
+from anabranch.state import schema
+from anabranch.state.groups import KeyGroups, Routing
+from anabranch.state.keys import KeyLayout
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.state.view import State
+from anabranch.units import Version
+
+# Workers do not have this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Counting(Operator):
+    """How often each id came."""
+
+    state = schema.schema(n=schema.int64, text=schema.string)
+
+    def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
+        at = state.rows(rows)
+        state.add("n", at, 1)
+        state.set("text", at, ["some text"] * len(at))
+        return rows
+
+
+class Mailbox:
+    """Reports that stay in this process."""
+
+    def __init__(self) -> None:
+        self.sent: list[Report] = []
+
+    def send(self, report: Report) -> None:
+        self.sent.append(report)
+
+
+class Running:
+    """An operator with so many instances, and its tables below a folder."""
+
+    def __init__(
+        self,
+        spark: SparkSession | None,
+        folder: Path,
+        instances: int,
+        groups: int = 16,
+        name: str = "op",
+    ) -> None:
+        self.spark, self.name = spark, name
+        self.routing = Routing.even(groups, instances)
+        self.root = StateRoot("0123456789ab", str(folder))
+        key = pa.field("id", pa.int64(), nullable=False)
+        self.layout = TableLayout(KeyLayout([key], (), groups), Counting.state)
+        self.reports: Any = Mailbox() if spark is None else Reports(spark.sparkContext)
+        for instance in range(instances):
+            StateTable.create(self.table(instance), self.layout).close()
+
+    def table(self, instance: int) -> Path:
+        return self.root.path() / TABLES / self.name / str(instance)
+
+    def batch(
+        self,
+        ids: Sequence[int],
+        version: int,
+        fence: int,
+        order: CaptureOrder | None = None,
+        owners: tuple[KeyGroups, ...] = (),
+    ) -> DataFrame:
+        """The operator's result of a batch, not computed yet.
+
+        ``owners`` are the groups that the instances take for theirs, if not those that are sent.
+        """
+        task = self.task(version, fence, order, owners)
+        assert self.spark is not None
+        frame = self.spark.createDataFrame([(i,) for i in ids], "id long")
+        router = Router(KeyHash(frame.schema, ["id"]), self.routing, ordered=False)
+        return router.routed(frame).mapInArrow(partial(task.run, self.reports), "id long")
+
+    def task(
+        self,
+        version: int,
+        fence: int,
+        order: CaptureOrder | None = None,
+        owners: tuple[KeyGroups, ...] = (),
+    ) -> OperatorTask:
+        return OperatorTask(
+            name=self.name,
+            operator=Counting(),
+            keys=("id",),
+            layout=self.layout,
+            output=pa.schema([pa.field("id", pa.int64())]),
+            side=None,
+            root=self.root,
+            tables=self.name,
+            version=Version(version),
+            fence=fence,
+            watermark=None,
+            batch_time=0,
+            track_changes=True,
+            groups=owners or self.routing.owners,
+            instances=tuple(range(self.routing.instances)),
+            hosts=(),
+            capture=order,
+        )
+
+    def run_here(self, task: OperatorTask, ids: Sequence[int], attempt: int) -> Report:
+        """Run a batch of the only instance in this process, as if it were a task."""
+        context = mock.Mock(partitionId=lambda: 0, taskAttemptId=lambda: attempt)
+        rows = pa.record_batch({"id": pa.array(ids, pa.int64())})
+        with mock.patch.object(TaskContext, "get", return_value=context):
+            for _ in task.run(self.reports, iter([rows])):
+                pass
+        report: Report = self.reports.sent[-1]
+        return report
+
+    def taken(self, version: int) -> list[Report]:
+        return list(self.reports.take(Version(version)).values())
+
+    def counts(self) -> dict[int, int]:
+        """What is in the tables."""
+        found: dict[int, int] = {}
+        for instance in range(self.routing.instances):
+            table = StateTable.open(self.table(instance), self.layout)
+            rows = table.live()
+            keys: list[Any] = table.keys(rows)[0].to_pylist()
+            found |= dict(zip(keys, table.get("n", rows).tolist(), strict=True))
+            table.close()
+        return found

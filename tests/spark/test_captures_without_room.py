@@ -1,0 +1,136 @@
+"""A checkpoint whose copy of the rows has no room in the folder of the state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from task_runs import Running
+
+from anabranch.backup.files import Files
+from anabranch.backup.manifests import OperatorManifest
+from anabranch.errors import StateFull
+from anabranch.nodes.captures import CAPTURES, OF
+from anabranch.nodes.folders import BACKUPS, spilled
+from anabranch.nodes.workbench import Workbench
+from anabranch.spark.task import CaptureOrder
+from anabranch.state import checkpoint
+from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.groups import KeyGroups
+from anabranch.units import Version
+
+ROWS = 16_000
+ALL = KeyGroups.all(16)
+
+
+@pytest.fixture
+def running(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
+    monkeypatch.setenv(BACKUPS, str(tmp_path / "disk"))
+    running = Running(None, small_disk, instances=1)
+    running.run_here(running.task(0, 1), range(ROWS), 0)
+    return running
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """Leave so many bytes of a file system."""
+    found = os.statvfs(folder)
+    with (folder / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize - leave)
+    return folder / "filler"
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def read(file: str) -> Capture:
+    return checkpoint.read(pa.py_buffer(Path(file).read_bytes()), name=file)
+
+
+def test_the_copy_is_put_beside_the_tables(running: Running) -> None:
+    report = running.run_here(running.task(1, 2, CaptureOrder(None)), [1], 1)
+    assert report.captured is not None
+    assert Path(report.captured).parent == running.root.path() / CAPTURES
+    assert read(report.captured).rows.num_rows == ROWS
+    assert report.not_captured is None
+
+
+def test_the_copy_is_put_on_a_disk(running: Running, small_disk: Path) -> None:
+    fill(small_disk, leave=400_000)
+    report = running.run_here(running.task(1, 2, CaptureOrder(None)), [1], 1)
+    assert report.captured is not None
+    assert Path(report.captured).parent == spilled(running.root.path())
+    assert Path(report.captured).parent.stat().st_mode & 0o777 == 0o700
+    assert Path(report.captured).stat().st_mode & 0o777 == 0o600
+    taken = read(report.captured)
+    assert (taken.rows.num_rows, taken.version) == (ROWS, 1)
+    assert files(running.root.path() / CAPTURES) == [], "the half is left"
+
+
+def test_a_batch_goes_on_without_its_checkpoint(running: Running, small_disk: Path) -> None:
+    filler = fill(small_disk, leave=400_000)
+    spilled(running.root.path()).parent.mkdir(parents=True)
+    spilled(running.root.path()).write_text("in the way")
+    report = running.run_here(running.task(1, 2, CaptureOrder(None)), [1], 1)
+    assert report.captured is None
+    assert report.not_captured is not None
+    assert "no room for a copy of the state of op, instance 0, at version 1" in report.not_captured
+    assert BACKUPS in report.not_captured
+    assert files(running.root.path() / CAPTURES) == []
+    assert running.counts()[1] == 2
+
+    # What changed since the last checkpoint is still known as such.
+    filler.unlink()
+    report = running.run_here(running.task(2, 3, CaptureOrder(None)), [2], 2)
+    assert report.captured is not None
+    report = running.run_here(running.task(3, 4, CaptureOrder(Version(2))), [3], 3)
+    assert report.captured is not None
+    assert read(report.captured).base == 2
+    filler = fill(small_disk, leave=0)
+    report = running.run_here(running.task(4, 5, CaptureOrder(Version(3))), [4], 4)
+    assert report.captured is None
+    filler.unlink()
+    report = running.run_here(running.task(5, 6, CaptureOrder(Version(3))), [5], 5)
+    assert report.captured is not None
+    assert sorted(read(report.captured).rows.column("id").to_pylist()) == [4, 5]
+
+
+def test_a_capture_between_batches_has_the_same_ways(
+    running: Running, small_disk: Path, tmp_path: Path
+) -> None:
+    bench = Workbench(running.root.path(), Files(str(tmp_path / "store")).open())
+    fill(small_disk, leave=400_000)
+    file = bench.capture("op/0", running.layout, "op", 0, ALL, Version(0))
+    assert Path(file).parent == spilled(running.root.path())
+    part = bench.store(file, "")
+    assert part.groups == ALL
+    assert [file.name for file in files(spilled(running.root.path()))] == [OF]
+    shutil.rmtree(spilled(running.root.path()))
+    spilled(running.root.path()).write_text("in the way")
+    with pytest.raises(StateFull, match="no room for a copy"):
+        bench.capture("op/0", running.layout, "op", 0, ALL, Version(0))
+    assert files(running.root.path() / CAPTURES) == []
+
+
+def test_a_table_that_has_no_room_leaves_nothing(
+    running: Running, small_disk: Path, tmp_path: Path
+) -> None:
+    bench = Workbench(running.root.path(), Files(str(tmp_path / "store")).open())
+    part = bench.store(bench.capture("op/0", running.layout, "op", 0, ALL, Version(0)), "")
+    saved = OperatorManifest(CheckpointSchema.of(running.layout), (part,))
+    before = sorted(files(small_disk))
+    for leave in (0, 40_000, 400_000, 1_000_000):
+        filler = fill(small_disk, leave)
+        with pytest.raises(StateFull, match="bytes are free"):
+            bench.restore("op@2/0", running.layout, saved, ALL)
+        if leave < 10_000:
+            with pytest.raises(StateFull, match="bytes are free"):
+                bench.create("op@3/0", running.layout, Version(0))
+        filler.unlink()
+        assert sorted(files(small_disk)) == before
+        assert not (running.table(0).parent.parent / "op@2" / ".0.restoring").exists()
+    bench.restore("op@2/0", running.layout, saved, ALL)
+    assert bench.usable("op@2/0", running.layout, Version(0))
