@@ -21,10 +21,12 @@ from cluster.program import OPERATORS
 
 FAULTS = int(os.environ.get("FAULTS", "2"))
 LONG = FAULTS > 2
-FILES = 60 if LONG else 16
+FILES = 70 if LONG else 16
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
 _MOST = 25
 """Faults in one round."""
+_CHAIN = 16 if LONG else 0
+"""Files at the beginning in which no operator is scaled, so that chains of changes grow long."""
 _CALM = 4 if LONG else 1
 """Scales in a round that no fault disturbs: these have to happen."""
 KINDS = (
@@ -35,20 +37,26 @@ KINDS = (
 FAULT_ACTS = ("kill", "executor", "agent", "both", "worker", "everything")
 
 
-def plan_of(chance: random.Random, faults: int) -> dict[str, Any]:
-    """How the query runs, and what is done after which file."""
-    backup = chance.choice(["files", "upstream"])
+def plan_of(number: int, faults: int) -> dict[str, Any]:
+    """How the query runs in a round, and what is done after which file."""
+    chance = random.Random(SEED + number)
+    backup = ("files", "upstream")[(SEED + number) % 2]
     kinds = list(KINDS)
     if backup == "upstream":  # the nodes have the backups of each other, and only they
         kinds = [kind for kind in kinds if kind not in ("kill two", "kill all", "everything")]
     # After a group, so that the query can get over one fault before the next.
     ends: list[int] = []
     while len(ends) < min(FAULTS, 8) + _CALM:
-        groups = rounds.groups(chance, FILES)
-        ends = [end - 1 for end in itertools.accumulate(groups) if end <= FILES - 3]
+        groups = [1] * _CHAIN + rounds.groups(chance, FILES - _CHAIN)
+        ends = [end - 1 for end in itertools.accumulate(groups) if _CHAIN < end <= FILES - 3]
     moments = sorted(chance.sample(ends, min(len(ends), faults + _CALM)))
     calm = chance.sample(moments, _CALM)
     acts: dict[str, list[str]] = {}
+    if LONG:
+        # Chains are merged about now: of files by the driver, and nodes have their part in it.
+        faults_of_nodes = ["~worker 0", "~agent 1", "~executor 2"]
+        acts = {str(_CHAIN - 4 + n): [act] for n, act in enumerate(faults_of_nodes)}
+        acts[str(_CHAIN - 1)] = ["~kill 0", "~start"]
     instances = dict.fromkeys(OPERATORS, 2)
     for moment in moments:
         operator = chance.choice(OPERATORS)
@@ -68,7 +76,8 @@ def plan_of(chance: random.Random, faults: int) -> dict[str, Any]:
         "nodes": 3,
         "ordered": False,
         "backup": backup,
-        "seconds": chance.choice([0.3, 0.3, 1.0, 30.0]),
+        # Often enough for long chains in every second round.
+        "seconds": 0.2 if number % 2 == 0 else chance.choice([0.3, 1.0, 30.0]),
         "groups": groups,
         "acts": acts,
     }
@@ -105,8 +114,7 @@ def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
     seen = rounds.Seen()
     done = number = ordered = 0
     while done < FAULTS:
-        chance = random.Random(SEED + number)
-        plan = plan_of(chance, min(_MOST, FAULTS - done))
+        plan = plan_of(number, min(_MOST, FAULTS - done))
         work = tmp_path / f"round-{number}"
         print(f"seed {SEED + number}: {plan}")
         runs.run_anyhow(source, work, 2400, **plan)
