@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.backup import Files
 from anabranch.coordinator.events import Event, Events
+from anabranch.testing import MemoryStore
 
 
 def test_what_fails_is_written_too(tmp_path: Path) -> None:
@@ -22,3 +23,15 @@ def test_what_fails_is_written_too(tmp_path: Path) -> None:
     assert failed.failed
     assert failed.details == {"version": 4, "error": "OSError: no room"}
     assert list(events.recent) == [done, failed]
+
+
+def test_only_the_newest_files_of_events_are_kept() -> None:
+    store = MemoryStore()
+    for run in range(3):
+        events = Events(store, run)
+        for number in range(20 * 256):
+            events.add("checkpoint", version=number)
+    files = store.list("events/")
+    assert len(files) == 40
+    assert files[-1] == "events/000002-000019.jsonl"
+    assert files[0] == "events/000001-000000.jsonl"

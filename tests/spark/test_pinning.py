@@ -89,3 +89,16 @@ def test_what_was_sent_is_not_computed_again(spark: SparkSession) -> None:
 def test_the_driver_alone_is_no_node(spark: SparkSession) -> None:
     assert is_local(spark)
     assert live_hosts(spark) == frozenset()
+
+
+def test_a_trimmed_buffer_is_forgotten_at_once(spark: SparkSession) -> None:
+    frame = spark.range(0, 1000, 1, 4)
+    router = Router(KeyHash(frame.schema, ["id"]), Routing.even(16, 3), ordered=False)
+    kept, trimmed = (Buffer(spark, router.sent(frame)) for _ in range(2))
+    for buffer in (kept, trimmed):
+        assert len(rows(buffer.unpinned())) == 1000
+    tracker = kept._tracker()
+    assert tracker.containsShuffle(trimmed._shuffle)
+    trimmed.trim()
+    assert not tracker.containsShuffle(trimmed._shuffle), "no garbage collector is waited for"
+    assert len(rows(kept.unpinned())) == 1000
