@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import anabranch as ab
+from anabranch.query.running import RunningQuery
 from anabranch.spark.logs import SparkLogs
 from anabranch.testing.feeds import Feed
+from anabranch.units import Version
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -216,6 +219,63 @@ def test_damaged_logs_of_spark_are_refused_by_name(
             available_now=True,
             **settings,  # type: ignore[arg-type]
         ).await_termination()
+
+
+def test_after_a_power_failure_results_are_made_once_more(
+    spark: SparkSession, feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything after the checkpoint of version 3 is spoiled as a disk may spoil it."""
+    checkpoints, out = tmp_path / "ck", tmp_path / "out"
+    settings = {"checkpointing": ab.Periodic("1 hour", at_most=3), "available_now": True}
+    given: dict[int, list[int]] = {}
+
+    def run() -> RunningQuery:
+        counted = ab.stream(feed.frame(spark)).key_by("k").aggregate(name="one", n=ab.count())
+        query = ab.query(
+            counted.to_parquet(out),
+            counted.for_each_batch(
+                lambda df, version: given.update({version: sorted(r.n for r in df.collect())})
+            ),
+        ).start(checkpoints, **settings)  # type: ignore[arg-type]
+        query.await_termination()
+        return query
+
+    feed.add(*[batch(seed) for seed in range(8)])
+    before = run()
+    first = dict(given)
+    for manifest in (checkpoints / "manifests").iterdir():
+        if int(manifest.stem) > 3:
+            manifest.unlink()
+    for file in out.glob(f"part-{before.id}-0000000007-*"):
+        file.write_bytes(file.read_bytes()[:100])
+    for file in out.glob(f"part-{before.id}-0000000006-*"):
+        file.unlink()
+    shutil.rmtree(checkpoints / "spark" / "commits")
+    (checkpoints / "spark" / "offsets" / "3").write_bytes(b"")
+    (checkpoints / "spark" / "offsets" / ".4.crc").unlink()
+    monkeypatch.setattr("anabranch.coordinator.startup.boot_id", lambda: "f" * 32)
+    feed.add(batch(8))
+    with pytest.raises(ab.StateMissing, match="offsets of batch 4"):
+        run()  # batch 7 was given to the function, so 4 must have been whole
+    sums = checkpoints / "spark" / "offsets"
+    SparkLogs(str(checkpoints / "spark")).put_offsets(Version(4), (sums / "4").read_text())
+    again = run()
+    (event,) = [event for event in again.events if event.kind == "power failure"]
+    assert event.details == {"restored": 3, "again": 4}
+    assert {version: given[version] for version in first} == first
+    counts: dict[int, int] = {}
+    expected = []
+    for seed in range(9):
+        keys = batch(seed)["k"].to_pylist()
+        for key in keys:
+            counts[key] = counts.get(key, 0) + 1
+        expected += [(seed, key, counts[key]) for key in set(keys)]
+    found = [
+        (int(file.name.split("-")[2]), row["k"], row["n"])
+        for file in out.glob("part-*.parquet")
+        for row in pq.read_table(file).to_pylist()
+    ]
+    assert sorted(found) == sorted(expected)
 
 
 def test_an_error_of_the_user_is_told_as_it_was(
