@@ -326,7 +326,9 @@ def test_a_flood_harms_nobody(start: Starter, secret: Secret, folder: Path) -> N
         before = memory(agent.pid)
         since = time.monotonic()
         friend = Friend(agent, secret)
-        shares = [(agent, secret.to_hex(), REQUESTS // FLOODERS, seed) for seed in range(FLOODERS)]
+        shares = [
+            (agent, secret.to_hex(), -(-REQUESTS // FLOODERS), seed) for seed in range(FLOODERS)
+        ]
         with Idlers(agent) as idlers, multiprocessing.get_context("spawn").Pool(FLOODERS) as pool:
             friend.start()
             try:
@@ -349,7 +351,7 @@ def test_a_flood_harms_nobody(start: Starter, secret: Secret, folder: Path) -> N
         f"memory {before >> 20} MiB and {grown / (1 << 20):.1f} more, {friend.threads} threads, "
         f"log {logged(folder):,} bytes"
     )
-    assert sent.total() >= REQUESTS - FLOODERS
+    assert sent.total() >= REQUESTS
     assert [each for _, taken, _ in floods for each in taken] == []
     assert friend.wrong == []
     assert friend.rounds > 1
