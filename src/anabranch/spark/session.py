@@ -41,6 +41,8 @@ _EXCLUDING = (
     "spark.excludeOnFailure.taskAndStage.enabled",
     "spark.blacklist.enabled",
 )
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_NOTHING_FROM_NOTHING = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -122,6 +124,11 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
     if partitions is not None:
         # Without an adaptive plan the default of 200 would stay, most of them without a row.
         spark.conf.set(_PARTITIONS, partitions)
+    # A transform that can be seen to give no rows would take the operator after it out of the plan.
+    rules = spark.conf.get(_EXCLUDED_RULES, None)
+    spark.conf.set(
+        _EXCLUDED_RULES, f"{rules},{_NOTHING_FROM_NOTHING}" if rules else _NOTHING_FROM_NOTHING
+    )
     # An adaptive plan would coalesce partitions that are instances of an operator.
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     # A limit in bytes makes Spark add up the size of the batch after every row, which takes a
