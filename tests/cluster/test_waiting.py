@@ -27,7 +27,7 @@ class Slow(ab.Operator):
 
     def process(self, rows, state, context):
         if context.version == 1 and context.instance == 0:
-            time.sleep(32)
+            time.sleep(42)
         at = state.rows(rows)
         state.add("n", at, 1)
         return ab.Rows(pa.record_batch({"k": rows.arrow("k"), "n": pa.array(state["n"][at])}))

@@ -76,6 +76,28 @@ REFUSED: dict[str, tuple[Callable[[ab.Stream], ab.Stream], str]] = {
         ),
         "'__x' starts with '__'",
     ),
+    "names that differ in case only": (
+        lambda s: (
+            s.transform(lambda df: df.select("word", F.col("n").alias("N"), F.col("at").alias("n")))
+            .key_by("word")
+            .deduplicate()
+        ),
+        "column 'N' is there twice, in upper and lower case",
+    ),
+    "results whose names differ in case only": (
+        lambda s: s.key_by("word").aggregate(WORD=ab.count()),
+        "column 'word' comes out twice, maybe in upper and lower case",
+    ),
+    "sides whose names differ in case only": (
+        lambda s: s.key_by("word").join(
+            s.transform(
+                lambda df: df.select("word", F.col("at").alias("then"), F.col("n").alias("N"))
+            ).key_by("word"),
+            within="1 minute",
+            on=("at", "then"),
+        ),
+        r"both sides have columns \['N'\]",
+    ),
     "no late rows": (lambda s: counted(s).late, "has no late rows"),
     "sides with columns of the same name": (
         lambda s: s.key_by("word").join(s.key_by("word"), within="1 minute", on=("at", "at")),

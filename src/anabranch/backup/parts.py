@@ -95,10 +95,10 @@ def _read(store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyG
 def state_schema(schema: CheckpointSchema) -> pa.Schema:
     """The columns of :func:`read_state`: keys, sub-keys, ``key_group``, values.
 
-    A value column with the name of a column before it is called ``state_`` and its name.
+    A column with the name of one before it is called ``state_`` and its name.
     """
-    fields = [*list(schema.arrow())[: schema.key_count], pa.field("key_group", pa.int32(), False)]
-    for value in schema.values:
+    fields = list(schema.arrow())[: schema.key_count]
+    for value in [pa.field("key_group", pa.int32(), False), *schema.values]:
         name = value.name
         while name in [field.name for field in fields]:
             name = f"state_{name}"

@@ -25,6 +25,7 @@ from anabranch.plan.graph import (
     inputs,
 )
 from anabranch.spark.buffers import Buffer
+from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.computed import Computed
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.packing import PACKED, Batches, read_values
@@ -92,7 +93,7 @@ class Frames:
             writer = sink.part_writer(delivery)
             step = self._steps[node]
             run = partial(_run_and_write, step.task, self._reports, writer)
-            sink.accept(self._input(step).mapInArrow(run, sink.written), delivery)
+            sink.accept(map_in_arrow(self._input(step), run, sink.written), delivery)
         else:
             sink.write(self._frame(node), delivery)
 
@@ -151,7 +152,7 @@ class Frames:
                 return function(self._frame(before))
             case Unpack(before, column, schema):
                 read = partial(_read, column, schema)
-                return self._frame(before).mapInArrow(read, spark_schema(schema))
+                return map_in_arrow(self._frame(before), read, spark_schema(schema))
             case Stateful():
                 return without_late(self._steps[node], self._whole(node))
             case Side(of):
@@ -174,7 +175,7 @@ class Frames:
 
     def _run(self, step: Step) -> DataFrame:
         run = partial(step.task.run, self._reports)
-        return self._input(step).mapInArrow(run, result_schema(step.bound))
+        return map_in_arrow(self._input(step), run, result_schema(step.bound))
 
     def _input(self, step: Step) -> DataFrame:
         node = step.bound.node
@@ -199,11 +200,11 @@ class Frames:
         match before:
             case Unpack(source, column, schema):
                 read = partial(_read_and_divide, column, schema, router.divide)
-                return self._frame(source).mapInArrow(read, PACKED)
+                return map_in_arrow(self._frame(source), read, PACKED)
             case Stateful():
                 up = self._steps[before]
                 run = partial(_run_and_divide, up.task, self._reports, router.divide)
-                return self._input(up).mapInArrow(run, PACKED)
+                return map_in_arrow(self._input(up), run, PACKED)
             case _:
                 raise TypeError(f"the rows of {before} come from Spark, and not packed")
 

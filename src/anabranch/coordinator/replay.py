@@ -19,6 +19,7 @@ from anabranch.errors import StateMissing
 from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform, Unpack
 from anabranch.spark.batches import run_all
 from anabranch.spark.buffers import Buffer
+from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.packing import VERSION, versioned
 from anabranch.spark.reports import Reports
@@ -101,7 +102,7 @@ class Replay:
         sent.append(again)
         ordered = router.in_order(again.pinned(hosts))
         run = partial(run_all, tuple(tasks), self.reports)
-        return ordered.mapInArrow(run, versioned(result_schema(step.bound)))
+        return map_in_arrow(ordered, run, versioned(result_schema(step.bound)))
 
     def _rows(
         self,

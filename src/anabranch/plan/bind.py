@@ -149,7 +149,7 @@ def _check_packed(frame: DataFrame, column: str) -> None:
 def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]) -> Bound:
     where = f"operator {node.name!r}"
     for before, keys in zip(node.inputs, node.keys, strict=True):
-        _check_columns(empties[before].columns, keys, where)
+        _check_columns(empties[before], keys, where)
     keys = node.keys[0]
     frame = empties[node.inputs[0]]
     if len(node.inputs) == 2:
@@ -165,7 +165,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
             KeyLayout(fields, operator.sub_keys, node.key_groups), operator.state, operator.timers
         )
         output = operator.output(schema, keys) or _tried(operator, schema, keys, layout, where)
-        output = _checked(output)
+        output = _checked(output, frame)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
     side = any(isinstance(after, Side) for after in plan.consumers(node))
@@ -196,16 +196,26 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     return node.operator.of(left, right)
 
 
-def _check_columns(columns: list[str], keys: tuple[str, ...], where: str) -> None:
-    for name in columns:
-        if name.startswith(RESERVED) or columns.count(name) > 1:
-            reason = "is there twice" if columns.count(name) > 1 else "starts with '__'"
+def _check_columns(frame: DataFrame, keys: tuple[str, ...], where: str) -> None:
+    columns = frame.columns
+    alike = [_folded(name, frame) for name in columns]
+    for name, as_ in zip(columns, alike, strict=True):
+        if name.startswith(RESERVED) or alike.count(as_) > 1:
+            reason = "is there twice" if alike.count(as_) > 1 else "starts with '__'"
+            if columns.count(name) < alike.count(as_):
+                reason += ", in upper and lower case"
             raise PlanError(f"{where}: column {name!r} {reason}; rename it in a transform")
     for name in keys:
         if name not in columns:
             raise PlanError(f"{where}: no key column {name!r}; the columns are {columns}")
     if not keys or len(set(keys)) < len(keys):
         raise PlanError(f"{where}: key_by({', '.join(keys)}) needs columns, each of them once")
+
+
+def _folded(name: str, frame: DataFrame) -> str:
+    """The same text for names that are the same to Spark."""
+    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    return name if exact else name.lower()
 
 
 def _check_time(schema: pa.Schema, column: str, where: str) -> None:
@@ -219,11 +229,15 @@ def _check_time(schema: pa.Schema, column: str, where: str) -> None:
         )
 
 
-def _checked(output: pa.Schema) -> pa.Schema:
+def _checked(output: pa.Schema, frame: DataFrame) -> pa.Schema:
     """The columns that an operator makes, with types that Spark has."""
-    twice = [name for name in output.names if output.names.count(name) > 1]
-    if twice:
-        raise PlanError(f"it makes the column {twice[0]!r} twice; give one of them another name")
+    alike = [_folded(name, frame) for name in output.names]
+    for name, as_ in zip(output.names, alike, strict=True):
+        if alike.count(as_) > 1:
+            raise PlanError(
+                f"the column {name!r} comes out twice, maybe in upper and lower case: the columns "
+                f"are {output.names}; give one of them another name"
+            )
     spark_schema(output)
     return spark_form(output)
 
@@ -240,8 +254,8 @@ def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
                 f"and {theirs!r} is {right.schema[theirs].dataType.simpleString()} on the right; "
                 "cast one of them"
             )
-    clash = (set(left.columns) - set(left_keys)) & (set(right.columns) - set(right_keys))
-    clash |= set(left_keys) & (set(right.columns) - set(right_keys))
+    own = {_folded(name, left) for name in left.columns}
+    clash = [n for n in right.columns if n not in right_keys and _folded(n, left) in own]
     if clash:
         raise PlanError(
             f"{where}: both sides have columns {sorted(clash)}; rename them on one side"

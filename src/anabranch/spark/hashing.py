@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from anabranch.errors import PlanError
+from anabranch.spark.columns import column
 from anabranch.spark.types import arrow_schema
 from anabranch.state.hashing import can_hash
 
@@ -41,11 +42,11 @@ class KeyHash:
         for name, kind in kinds.items():
             _check(name, kind, kind)
         self._forms = {
-            name: _normalised(_column(name), kind)
+            name: _normalised(column(name), kind)
             for name, kind in kinds.items()
             if _contains(kind, (FloatType, DoubleType, MapType))
         }
-        self.column = F.xxhash64(*[_hashable(_column(name), kinds[name]) for name in keys])
+        self.column = F.xxhash64(*[_hashable(column(name), kinds[name]) for name in keys])
         """Spark's xxhash64 over the key columns of a :meth:`normalised` frame, as a signed long.
 
         Equal keys have equal hashes. Different keys may share one, and some always do, because
@@ -61,10 +62,6 @@ class KeyHash:
     def normalised(self, frame: DataFrame) -> DataFrame:
         """The frame with values of key columns that Spark takes for equal made the same."""
         return frame.withColumns(self._forms) if self._forms else frame
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _type(schema: StructType, name: str) -> DataType:

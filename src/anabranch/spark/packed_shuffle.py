@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from pyspark.sql import DataFrame
 
+from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.packing import PACKED, TARGET, Batches, Packing, versioned
 from anabranch.state.groups import Routing
 
@@ -49,4 +50,4 @@ class PackedRouter:
         """See :meth:`Router.as_from`."""
         # In no order rows may be made again by more instances than they were sent by at first.
         senders = tuple(instances) if self.ordered else ()
-        return frame.mapInArrow(partial(self.packing.as_from, senders), PACKED)
+        return map_in_arrow(frame, partial(self.packing.as_from, senders), PACKED)

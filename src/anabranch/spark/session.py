@@ -41,6 +41,8 @@ _EXCLUDING = (
     "spark.excludeOnFailure.taskAndStage.enabled",
     "spark.blacklist.enabled",
 )
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_NOTHING_FROM_NOTHING = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 BATCHES_IN_LOG = 200
 """So many batches are kept in Spark's log of offsets, unless the user says otherwise."""
@@ -124,6 +126,11 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
     if partitions is not None:
         # Without an adaptive plan the default of 200 would stay, most of them without a row.
         spark.conf.set(_PARTITIONS, partitions)
+    # A transform that can be seen to give no rows would take the operator after it out of the plan.
+    rules = spark.conf.get(_EXCLUDED_RULES, None)
+    spark.conf.set(
+        _EXCLUDED_RULES, f"{rules},{_NOTHING_FROM_NOTHING}" if rules else _NOTHING_FROM_NOTHING
+    )
     # An adaptive plan would coalesce partitions that are instances of an operator.
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     # A limit in bytes makes Spark add up the size of the batch after every row, which takes a

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from anabranch.spark.columns import column
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.packing import TARGET
 from anabranch.spark.task import HASH, INPUT_SIDE, SEQUENCE
@@ -88,7 +89,7 @@ def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> Da
     """Two keyed inputs as one: the key under the left names, the side, then each side's columns."""
     sides = []
     for side, (frame, names) in enumerate(zip(frames, keys, strict=True)):
-        key = [F.col(f"`{name}`").alias(as_) for name, as_ in zip(names, keys[0], strict=True)]
-        rest = [F.col(f"`{name}`") for name in frame.columns if name not in names]
+        key = [column(name).alias(as_) for name, as_ in zip(names, keys[0], strict=True)]
+        rest = [column(name) for name in frame.columns if name not in names]
         sides.append(frame.select(*key, F.lit(side).cast("tinyint").alias(INPUT_SIDE), *rest))
     return sides[0].unionByName(sides[1], allowMissingColumns=True)

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.durable import flush
 from anabranch.places import is_local, resolve
+from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.sinks.sink import Delivery, PartWriter
 from anabranch.spark.types import arrow_schema
 from anabranch.units import Version
@@ -60,7 +61,7 @@ class ParquetSink:
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
         """Write all partitions."""
-        self.accept(frame.mapInArrow(self.part_writer(delivery), self.written), delivery)
+        self.accept(map_in_arrow(frame, self.part_writer(delivery), self.written), delivery)
 
     def accept(self, frame: DataFrame, delivery: Delivery) -> None:
         """Run the tasks and remember what they wrote."""
