@@ -76,7 +76,7 @@ class Running:
             StateTable.create(self.table(instance), self.layout).close()
 
     def table(self, instance: int) -> Path:
-        return self.root.path() / TABLES / self.name / str(instance)
+        return self.root.path() / TABLES / f"{self.name}@1" / str(instance)
 
     def batch(
         self,
@@ -111,7 +111,7 @@ class Running:
             output=pa.schema([pa.field("id", pa.int64())]),
             side=None,
             root=self.root,
-            tables=self.name,
+            tables=f"{self.name}@1",
             version=Version(version),
             fence=fence,
             watermark=None,

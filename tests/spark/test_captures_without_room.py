@@ -106,7 +106,7 @@ def test_a_capture_between_batches_has_the_same_ways(
 ) -> None:
     bench = Workbench(running.root.path(), Files(str(tmp_path / "store")).open())
     fill(small_disk, leave=400_000)
-    file = bench.capture("op/0", running.layout, "op", 0, ALL, Version(0))
+    file = bench.capture("op@1/0", running.layout, "op", 0, ALL, Version(0))
     assert Path(file).parent == spilled(running.root.path())
     part = bench.store(file, "")
     assert part.groups == ALL
@@ -114,7 +114,7 @@ def test_a_capture_between_batches_has_the_same_ways(
     shutil.rmtree(spilled(running.root.path()))
     spilled(running.root.path()).write_text("in the way")
     with pytest.raises(StateFull, match="no room for a copy"):
-        bench.capture("op/0", running.layout, "op", 0, ALL, Version(0))
+        bench.capture("op@1/0", running.layout, "op", 0, ALL, Version(0))
     assert files(running.root.path() / CAPTURES) == []
 
 
@@ -122,7 +122,7 @@ def test_a_table_that_has_no_room_leaves_nothing(
     running: Running, small_disk: Path, tmp_path: Path
 ) -> None:
     bench = Workbench(running.root.path(), Files(str(tmp_path / "store")).open())
-    part = bench.store(bench.capture("op/0", running.layout, "op", 0, ALL, Version(0)), "")
+    part = bench.store(bench.capture("op@1/0", running.layout, "op", 0, ALL, Version(0)), "")
     saved = OperatorManifest(CheckpointSchema.of(running.layout), (part,))
     before = sorted(files(small_disk))
     for leave in (0, 40_000, 400_000, 1_000_000):
@@ -154,5 +154,5 @@ def test_an_agent_hands_out_captures_from_both_folders_and_no_other_file(
         assert actions["offer"]({"file": str(file)}) == {"name": f"captures/{number}.arrow"}
         assert not file.exists()
     (tmp_path / "other").touch()
-    with pytest.raises(ValueError, match="no capture of this query"):
+    with pytest.raises(Refused, match="no capture of this query"):
         actions["offer"]({"file": str(spilled(root) / ".." / ".." / ".." / "other")})

@@ -166,6 +166,11 @@ class SparkLogs:
             finished = info.base_name == "metadata" or _ENTRY.fullmatch(info.base_name)
             if info.type == fs.FileType.File and finished:
                 self._write_sums(info.path, self._read(info.path))
+                if self._local:
+                    self._flush_with_sums(info.path)
+        folders = [i.path for i in self._fs.get_file_info(selector) if not i.is_file]
+        for folder in [*folders, self._root] if self._local and self._exists(self._root) else ():
+            flush(folder)
 
     def _write_sums(self, path: str, data: bytes) -> None:
         """Write the checksum file that Hadoop would, so that nothing is trusted without."""
