@@ -13,7 +13,7 @@ from task_runs import Running
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest
 from anabranch.errors import StateFull
-from anabranch.nodes import Secret, Vault
+from anabranch.nodes import Refused, Secret, Vault
 from anabranch.nodes.actions import make
 from anabranch.nodes.captures import CAPTURES, OF, capture_folders
 from anabranch.nodes.claims import ALIVE, try_alone
