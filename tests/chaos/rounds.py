@@ -50,5 +50,7 @@ class Seen:
         self.scales, self.unchanged = self.scales + scales, self.unchanged + unchanged
         failures = json.loads((work / "failures.json").read_text())
         self.refused += sum(failure.startswith("scale") for failure in failures)
-        events = json.loads((work / "events.json").read_text())
-        self.events.update(event["kind"] for event in events if "error" not in event)
+        # All runs of the query are in the folder; the program knows only the last one's.
+        for log in (work / "checkpoint" / "events").iterdir():
+            events = [json.loads(line) for line in log.read_text().splitlines()]
+            self.events.update(event["kind"] for event in events if "error" not in event)

@@ -78,6 +78,7 @@ def plan_of(number: int, faults: int) -> dict[str, Any]:
         "backup": backup,
         # Often enough for long chains in every second round.
         "seconds": 0.2 if number % 2 == 0 else chance.choice([0.3, 1.0, 30.0]),
+        "chain": 2,
         "groups": groups,
         "acts": acts,
     }

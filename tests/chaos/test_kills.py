@@ -88,7 +88,8 @@ def kill_worker(process: subprocess.Popen[str], chance: random.Random) -> bool:
 def plan_of(chance: random.Random, number: int) -> dict[str, Any]:
     """One file a batch, with results that depend on the order of rows; or files as they come."""
     ordered = (SEED + number) % 2 == 0
-    plan: dict[str, Any] = {"nodes": 0, "ordered": ordered, "instances": chance.choice([1, 2])}
+    plan: dict[str, Any] = {"nodes": 0, "ordered": ordered, "chain": 2}
+    plan["instances"] = chance.choice([1, 2])
     if not ordered:
         plan["groups"] = rounds.groups(chance, FILES)
         operators = ("users", "once", "windows")

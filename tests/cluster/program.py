@@ -11,7 +11,8 @@ for it, ``start`` another node, ``retire`` an idle executor, ``wait N`` for N no
 while batches run.
 Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
 
-Without nodes it runs on this machine with its state in WORK/memory.
+``chain`` is how many files of changes a checkpoint has before they are merged. Without nodes it
+runs on this machine with its state in WORK/memory.
 """
 
 import json
@@ -29,6 +30,7 @@ from pyspark.sql import functions as F
 
 import anabranch as ab
 from anabranch.cluster import LocalCluster
+from anabranch.coordinator import shortening
 from anabranch.query.running import RunningQuery
 
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -229,6 +231,9 @@ def main() -> None:
 
 def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     groups = plan.get("groups")
+    if "chain" in plan:
+        # Runs are short: with the default hardly any chain would be long enough to be merged.
+        shortening._LONGEST_CHAIN = plan["chain"]
     query = build(spark, work, ordered=plan.get("ordered", False), files=3 if groups else 1).start(
         work / "checkpoint",
         checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),

@@ -360,5 +360,6 @@ def _report(verdict: Verdict, console: Console) -> None:
     right = sum(equal(found) for found in verdict.comparisons)
     console.print(
         f"comparisons equal: {right} of {len(verdict.comparisons)}. "
-        + ("All is well." if verdict.holds else "Something is wrong.")
+        + ("Nothing was wrong" if verdict.holds else "Something is wrong")
+        + ("." if judged else ", as far as was looked: growth takes 40 minutes to be judged.")
     )
