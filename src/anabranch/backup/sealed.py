@@ -28,6 +28,8 @@ def unseal(kind: str, data: bytes, *, name: str) -> Any:
     """The value that :func:`seal` wrote; CheckpointCorrupt if a single byte is another."""
     try:
         read = json.loads(data)
+        if "checksum" not in read:
+            raise ValueError("it has no checksum; an earlier version wrote it, or it is damaged")
         body, checksum = read[kind], read["checksum"]
         if checksum != _digest(body):
             raise ValueError(f"its checksum is {_digest(body)}, not {checksum}")
