@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def flush(path: str) -> None:
@@ -15,3 +16,12 @@ def flush(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_ancestors(path: str) -> None:
+    """Have the names of the folders that lead to a path on disk, as far as this user may look."""
+    for folder in Path(path).parents:
+        try:
+            flush(str(folder))
+        except PermissionError:
+            return  # whoever may not read a folder has not made one in it

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from node_tools import LIMIT, Starter, is_gone, wait_until
@@ -183,6 +184,7 @@ def test_a_change_that_gets_no_answer_may_have_happened(
     store = NodeStore(str(agent), Signer(secret), timeout=1)
     store.put("kept", b"x")
     os.kill(agent.pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(agent.pid).status() == psutil.STATUS_STOPPED)
     try:
         for change in (lambda: store.delete("kept"), lambda: store.call("echo")):
             with pytest.raises(MayHaveHappened, match=str(agent)):

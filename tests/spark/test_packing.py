@@ -104,11 +104,14 @@ def test_rows_made_again_have_the_place_of_their_first_sender(partition: SimpleN
 
 
 def test_rows_in_no_order_may_be_made_again_by_more_than_sent_them(
-    partition: SimpleNamespace,
+    partition: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = PackedRouter(PACKING, Routing.even(GROUPS, 2), ordered=False)
     made_again: list[Any] = []
-    frame: Any = SimpleNamespace(mapInArrow=lambda run, _: made_again.append(run))
+    monkeypatch.setattr(
+        "anabranch.spark.packed_shuffle.map_in_arrow", lambda _, run, __: made_again.append(run)
+    )
+    frame: Any = None
     router.as_from(frame, [0])
     partition.number = 3
     rows = map(made, [[("a", 1)], [("b", 2)]])

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 from pyarrow import fs
 
-from anabranch.durable import flush
+from anabranch.durable import flush, flush_ancestors
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
 from anabranch.places import resolve
 from anabranch.units import NO_VERSION, Version
@@ -40,6 +40,8 @@ class SparkLogs:
         self._local = isinstance(self._fs, fs.LocalFileSystem)
         self._flushed: dict[int, int] = {}
         """The last entry of each source's log that is known to be flushed."""
+        self._reachable = False
+        """Whether the folders that lead here are known to be flushed."""
 
     def committed(self) -> Version:
         """The last batch that Spark has committed."""
@@ -127,6 +129,9 @@ class SparkLogs:
                 self._flush_with_sums(path)
         flush(posixpath.join(self._root, "offsets"))
         flush(self._root)
+        if not self._reachable:
+            flush_ancestors(self._root)
+            self._reachable = True
 
     def newest_offsets(self, version: Version) -> dict[Version, str]:
         """What Spark has to know to go on after a batch: its offsets, and the ones before."""

@@ -8,7 +8,6 @@ Arrow to Parquet in the Python worker that computed them.
 
 from __future__ import annotations
 
-import posixpath
 import re
 import threading
 import uuid
@@ -24,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from anabranch.durable import flush
+from anabranch.durable import flush, flush_ancestors
 from anabranch.places import is_local, resolve
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.sinks.sink import Delivery, PartWriter
@@ -41,6 +40,7 @@ class ParquetSink:
     path: str
     _pending: dict[str, str] = field(default_factory=dict, repr=False)
     _unflushed: list[str] = field(default_factory=list, repr=False)
+    _reachable: bool = field(default=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -101,7 +101,9 @@ class ParquetSink:
                 flush(file)
         folder = resolve(self.path)[1]
         flush(folder)
-        flush(posixpath.dirname(folder))
+        if not self._reachable:
+            flush_ancestors(folder)
+            self._reachable = True
 
     def resume(self, query: str, after: Version) -> None:
         """Flush the files of later batches with the next ones."""
