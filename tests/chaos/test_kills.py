@@ -28,7 +28,9 @@ DAEMON = "anabranch.spark.daemon"
 KILLS = int(os.environ.get("KILLS", "5"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
 LONG = KILLS > 5
-FILES = 30 if LONG else 16
+FILES = 50 if LONG else 16
+CHANCE = 0.35 if LONG else 0.8
+"""Of a kill after a commit. A chain of changes needs some batches in peace to grow."""
 _SILENT = 180.0
 
 
@@ -90,13 +92,16 @@ def plan_of(chance: random.Random, number: int) -> dict[str, Any]:
     ordered = (SEED + number) % 2 == 0
     plan: dict[str, Any] = {"nodes": 0, "ordered": ordered, "chain": 2}
     plan["instances"] = chance.choice([1, 2])
+    if LONG:
+        # A merge takes longer than the batches: without waiting none would ever be finished.
+        plan["acts"] = {str(moment): ["merge"] for moment in (14, 26, 38)}
     if not ordered:
         plan["groups"] = rounds.groups(chance, FILES)
         operators = ("users", "once", "windows")
-        plan["acts"] = {
-            str(moment): [f"~scale {chance.choice(operators)} {chance.randint(1, 4)}"]
-            for moment in chance.sample(range(2, FILES - 3), 3)
-        }
+        acts = plan.setdefault("acts", {})
+        for moment in chance.sample(range(2, FILES - 3), 3):
+            scale = f"~scale {chance.choice(operators)} {chance.randint(1, 4)}"
+            acts.setdefault(str(moment), []).append(scale)
     return plan
 
 
@@ -113,7 +118,7 @@ def disturbed_run(
     while process.poll() is None:
         assert process.stdout is not None
         line = process.stdout.readline()
-        if not line.startswith("committed") or done >= kills:
+        if not line.startswith("committed") or done >= kills or chance.random() > CHANCE:
             continue
         # A moment inside the batches that have just begun; which one is left to chance.
         time.sleep(chance.uniform(0, 0.4) * (3 if "groups" in plan else 1))

@@ -7,7 +7,7 @@ What is under a number is done when the file with that number was committed: ``k
 node in use, and others with it, ``kill all``, ``executor N``, ``agent N``, ``both N``, the Python
 ``worker N``, ``everything`` with the driver (once: WORK/killed says that it was), ``add`` and wait
 for it, ``start`` another node, ``retire`` an idle executor, ``wait N`` for N nodes,
-``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
+``merge`` (wait for one), ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
 while batches run.
 Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
 
@@ -127,6 +127,8 @@ class Acts:
             before = len(self.query.nodes)
             self._retire(idle[0])
             self._await(lambda: len(self.query.nodes) < before)
+        elif what == "merge":
+            self._await(lambda: any(event.kind == "merge" for event in self.query.events))
         elif what == "wait":
             self._await(lambda: len(self.query.nodes) == int(how[0]))
         else:
