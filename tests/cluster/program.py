@@ -7,8 +7,8 @@ What is under a number is done when the file with that number was committed: ``k
 node in use, and others with it, ``kill all``, ``executor N``, ``agent N``, ``both N``, the Python
 ``worker N``, ``everything`` with the driver (once: WORK/killed says that it was), ``add`` and wait
 for it, ``start`` another node, ``retire`` an idle executor, ``wait N`` for N nodes,
-``merge`` (wait for one), ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it in a thread of its own,
-while batches run.
+``merge`` (wait for one), ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it
+in a thread of its own, while batches run.
 Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
 
 ``chain`` is how many files of changes a checkpoint has before they are merged. Without nodes it
