@@ -1,5 +1,6 @@
 """Queries on a machine that loses its power: nothing is lost, nothing is repeated."""
 
+import os
 import random
 
 import pytest
@@ -12,7 +13,12 @@ from coordinator.power import PowerDisk
 ENDINGS = ["stop", "kill", "kill and lose the state", "power"]
 
 
-@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+# An example is many runs of a query: to shrink one takes longer than to read it.
+@settings(
+    max_examples=40,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    derandomize="CI" in os.environ,
+)
 @given(
     history=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(ENDINGS)), max_size=6),
     every=st.integers(1, 6),
