@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos damage flood bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean soak
+.PHONY: help setup demo test test-cluster lint format types check chaos damage flood simulate bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +18,10 @@ demo: setup ## word counts on a cluster that scales and loses a node (ARGS="" fo
 	@$(BIN)/anabranch demo $(if $(filter undefined,$(origin ARGS)),--nodes 4,$(ARGS))
 
 test: setup ## all tests and doctests (ARGS="-k topk" for some)
-	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),-m "not cluster" src tests)
+	$(PY) -m pytest -n 2 --dist loadfile --doctest-modules --durations=10 $(if $(ARGS),$(ARGS),-m "not cluster" src tests bench/src bench/tests)
 
 test-cluster: setup ## queries on a cluster whose nodes are killed, compared with a model in plain Python
-	$(PY) -m pytest -m cluster tests $(ARGS)
+	$(PY) -m pytest -m cluster tests bench/tests $(ARGS)
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -41,6 +41,9 @@ chaos: setup ## kills at random moments, compared with a model in plain Python (
 
 damage: setup ## files of checkpoint folders damaged in every way (DAMAGE=100000 SEED=)
 	DAMAGE=$(or $(DAMAGE),100000) $(PY) -m pytest tests/coordinator/test_damage.py -s -q --timeout 36000 -p no:logging
+
+simulate: setup ## the protocols under faults, in a model of a cluster, on all cores (FAULTS=1000000 SEED=)
+	cd tests && $(PY) -m protocols.many $(or $(FAULTS),1000000) $(SEED)
 
 flood: setup ## requests that an agent must refuse, beside which it serves others (FLOOD=1000000)
 	FLOOD=$(or $(FLOOD),1000000) $(PY) -m pytest tests/nodes/test_flood.py -s
@@ -71,10 +74,10 @@ soak: setup ## hours under faults, compared with DuckDB, growth drawn (MINUTES=1
 	  --json results/soak.json --plot results/soak.png $(ARGS)
 
 lock: setup ## resolve the dependencies again and write requirements.lock
-	`scripts/setup --print-uv` pip compile pyproject.toml --universal --generate-hashes \
-	  --no-annotate --no-header --no-emit-index-url --group dev --all-extras \
+	`scripts/setup --print-uv` pip compile pyproject.toml bench/pyproject.toml --universal --generate-hashes \
+	  --no-annotate --no-header --no-emit-index-url --no-emit-package anabranch --group dev --all-extras \
 	  --quiet -o requirements.lock
 
 clean: ## forget the virtual environment, caches and results
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis results spark-warehouse
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,7 +9,7 @@
     │   ├── StateLocked                  another task holds it
     │   ├── StateFull                    no room for it in its folder
     │   ├── SchemaChanged                it was written with other columns
-    │   ├── Fenced                       a newer attempt has taken over
+    │   ├── Fenced                       a newer attempt, or another driver, has taken over
     │   ├── Misplaced                    a task ran on another node than its state
     │   ├── Reshaped                     partitions were merged or shifted before they were computed
     │   └── CutOff                       the rows of a task ended before their end mark
@@ -18,6 +18,7 @@
     │   └── CheckpointNotFound           there is none for that version
     ├── StoreError                       a backup store failed
     │   ├── DidNotHappen                 nothing was changed; it can be tried again
+    │   │   └── Refused                  a node does not take such a request
     │   └── MayHaveHappened              the outcome is unknown; look before trying again
     ├── QueryFailed                      a running query ended with an error
     └── ClusterFailed                    a local cluster does not do what it was asked
@@ -53,7 +54,7 @@ class SchemaChanged(StateError):
 
 
 class Fenced(StateError):
-    """A newer attempt has taken the table over; this one must give up."""
+    """A newer attempt has a table now, or another driver the query; this one must give up."""
 
 
 class Misplaced(StateError):
@@ -90,6 +91,10 @@ class StoreError(AnabranchError):
 
 class DidNotHappen(StoreError):
     """The operation changed nothing; it can be tried again."""
+
+
+class Refused(DidNotHappen):
+    """A node did not do what it was asked for: the request is not one that it takes."""
 
 
 class MayHaveHappened(StoreError):

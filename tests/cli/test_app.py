@@ -1,9 +1,9 @@
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, EntryPoints, version
 
-import click
+import pytest
 from click.testing import CliRunner
 
-from anabranch.cli import main
+from anabranch.cli import app, main
 from anabranch.errors import StateFull
 
 
@@ -13,7 +13,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_every_command_has_a_help_text() -> None:
-    for path in ([], ["demo"], ["state"], ["state", "list"], ["bench"], ["bench", "state"]):
+    for path in ([], ["demo"], ["state"], ["state", "list"]):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0
         assert len(result.output.splitlines()[2].strip()) > 20
@@ -44,10 +44,29 @@ def test_a_bug_is_not_dressed_up_as_an_error_of_ours() -> None:
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def test_benchmarks_can_be_chosen_by_the_names_they_have() -> None:
-    from anabranch.bench.state import BENCHMARKS
-    from anabranch.cli.bench import bench_state
+def install(monkeypatch: pytest.MonkeyPatch, *added: EntryPoint) -> None:
+    """Have these commands of other packages, and no others."""
+    points = EntryPoints(added)
+    monkeypatch.setattr(app, "entry_points", points.select)
 
-    (only,) = (option for option in bench_state.params if option.name == "only")
-    assert isinstance(only.type, click.Choice)
-    assert list(only.type.choices) == list(BENCHMARKS)
+
+def test_commands_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, EntryPoint("sweep", "anabranch.cli.clean:clean", "anabranch.commands"))
+    assert "  sweep " in CliRunner().invoke(main, ["--help"]).output
+    assert "--dry-run" in CliRunner().invoke(main, ["sweep", "--help"]).output
+
+
+@pytest.mark.parametrize("command", [["bench", "state"], ["bench", "--help"], ["report"]])
+def test_without_the_benchmarks_it_is_said_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    install(monkeypatch)
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 1
+    assert result.output == (
+        "error: the benchmarks are in another package: pip install anabranch-bench\n"
+    )
+    listed = CliRunner().invoke(main, ["--help"])
+    assert listed.exit_code == 0
+    assert "demo" in listed.output
+    assert "bench" not in listed.output

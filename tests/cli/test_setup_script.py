@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "setup"
+INPUTS = ("requirements.lock", "pyproject.toml", "bench/pyproject.toml")
 TOOLS = ("bash", "cat", "dirname", "env", "grep", "id", "mktemp", "rm", "sed", "sha256sum")
 
 
@@ -21,7 +22,8 @@ class Machine:
         (self.checkout / "scripts").mkdir(parents=True)
         self.bin.mkdir()
         shutil.copy(SCRIPT, self.checkout / "scripts")
-        for name in ("requirements.lock", "pyproject.toml"):
+        (self.checkout / "bench").mkdir()
+        for name in INPUTS:
             (self.checkout / name).write_text(name)
         for tool in TOOLS:
             found = shutil.which(tool)
@@ -85,8 +87,9 @@ def test_nothing_is_done_or_said_when_all_is_there(machine: Machine) -> None:
     machine.java("17.0.15")
     python = machine.checkout / ".venv" / "bin" / "python"
     machine.program(python, f'exec {sys.executable} "$@"')
-    inputs = "requirements.lockpyproject.toml"
-    hashed = subprocess.run(["sha256sum"], input=inputs, capture_output=True, text=True, check=True)
+    hashed = subprocess.run(
+        ["sha256sum"], input="".join(INPUTS), capture_output=True, text=True, check=True
+    )
     (machine.checkout / ".venv" / ".setup").write_text(hashed.stdout)
     ran = machine.setup()
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
@@ -103,5 +106,5 @@ def test_a_changed_lock_file_is_installed_again(machine: Machine) -> None:
     calls = (Path(machine.env["HOME"]) / "uv.log").read_text()
     assert "pip sync" in calls
     assert "--require-hashes requirements.lock" in calls
-    assert "--no-deps -e ." in calls
+    assert "--no-deps -e . -e bench" in calls
     assert machine.setup().stderr == ""

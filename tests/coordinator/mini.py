@@ -31,8 +31,8 @@ from anabranch.coordinator.identity import Identity
 from anabranch.coordinator.startup import Place
 from anabranch.coordinator.tables import HERE, Tables
 from anabranch.nodes.captures import CAPTURES
-from anabranch.nodes.root import StateRoot
-from anabranch.nodes.workbench import Workbench
+from anabranch.nodes.folders import StateRoot
+from anabranch.nodes.local import LocalNode
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.sinks.parquet import ParquetSink
 from anabranch.spark.sinks.sink import Delivery
@@ -84,9 +84,9 @@ class Mini:
         self.before = replace(self.before, run=self.before.run + 1)
         identity.save(self.place.store, self.before)
         root = StateRoot(QUERY, str(memory))
-        self.bench = Workbench(root.path(), self.place.store)
+        self.node = LocalNode(root.path(), lambda request, deadline: self.place.store)
         bound: Any = SimpleNamespace(name="op", layout=LAYOUT)
-        tables = Tables(QUERY, [bound], lambda host: self.bench, {"op": (HERE,)})
+        tables = Tables(QUERY, self.before.run, [bound], lambda host: self.node, {"op": (HERE,)})
         logs = SparkLogs(self.place.spark)
         sinks = [self.sink] if ledger is None else [self.sink, ledger]
         plan: Any = SimpleNamespace(outputs=[SimpleNamespace(sink=sink) for sink in sinks])
@@ -129,7 +129,9 @@ class Mini:
         """Stop: after a last checkpoint, or at once."""
         if not killed and self.running.committed.version >= 0:
             files = self.running.tables.capture_all(
-                self.running.routing, self.running.committed.version
+                self.running.routing,
+                self.running.committed.version,
+                self.running.next_fence(),
             )
             taken = Taken(self.running.committed, files)
             self.running.checkpoints.store(taken)
@@ -220,7 +222,7 @@ class Mini:
         self, version: Version, rows: list[int], order: Any
     ) -> tuple[list[tuple[int, int]], str]:
         name = self.running.tables.name("op", self.running.routing["op"], 0)
-        table = StateTable.open(self.bench.path(name), LAYOUT)
+        table = StateTable.open(self.node.path(name), LAYOUT)
         try:
             with table.lock(10):
                 table.begin(version, self.running.next_fence())

@@ -4,20 +4,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from anabranch.backup import Manifests, OperatorManifest, Part, read_state
+from anabranch.backup import Manifests, Part, read_state
 from anabranch.backup.files import Files, FileStore
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator.checkpoints import Checkpoints, Taken
 from anabranch.coordinator.commits import Commit
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.tables import HERE, Tables
-from anabranch.nodes.workbench import CAPTURES, Workbench
+from anabranch.nodes.captures import CAPTURES
+from anabranch.nodes.local import LocalNode
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import Merge, Request
 from anabranch.state import schema as types
 from anabranch.state.capture import CheckpointSchema, capture
 from anabranch.state.checkpoint import write
@@ -25,6 +29,8 @@ from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
+
+A = TypeVar("A")
 
 GROUPS = 8
 LAYOUT = TableLayout(
@@ -35,19 +41,20 @@ DEADLINE = 120.0
 
 
 class Gate:
-    """A bench whose merges wait until they may go on."""
+    """A node whose merges wait until they may go on."""
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, node: LocalNode) -> None:
         self.open = threading.Event()
         self.entered = threading.Event()
-        self.stopped = threading.Event()
-        self._shorten = bench.shorten
+        self.deadline = Deadline(DEADLINE)
+        self._node = node
 
-    def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
-        self.stopped = stopped
-        self.entered.set()
-        assert self.open.wait(DEADLINE)
-        return self._shorten(saved, under, stopped)
+    def ask(self, request: Request[A], deadline: Deadline) -> A:
+        if isinstance(request, Merge):
+            self.deadline = deadline
+            self.entered.set()
+            assert self.open.wait(DEADLINE)
+        return self._node.ask(request, deadline)
 
 
 class Query:
@@ -57,16 +64,14 @@ class Query:
         self.folder = folder
         self.store = FileStore(fs.LocalFileSystem(), str(folder / "store"), flushed=False)
         files = Files(str(folder / "store")) if apart else None
-        self.bench = Workbench(folder, self.store, files)
-        self.gate = Gate(self.bench)
+        self.gate = Gate(LocalNode(folder, lambda request, deadline: self.store, files))
         self.gate.open.set()
-        self.bench.shorten = self.gate.shorten  # type: ignore[method-assign]
         self.manifests = Manifests(self.store)
         self.checkpoints = Checkpoints(
             Periodic("0 seconds"),
             self.manifests,
             {"op": CheckpointSchema.of(LAYOUT)},
-            Tables("query", [], lambda host: self.bench, {"op": (HERE,)}),
+            Tables("query", 1, [], lambda host: self.gate, {"op": (HERE,)}),
             Events(self.store, 0),
         )
         self.table = StateTable.create(folder / "table", LAYOUT)
@@ -178,8 +183,9 @@ def test_after_a_chain_that_cannot_be_merged_everything_is_saved_again(query: Qu
 def test_what_is_merged_is_dropped_once_everything_is_saved_anew(query: Query) -> None:
     query.gate.open.clear()
     query.until(query.gate.entered.is_set)
+    assert query.gate.deadline.left() > 0
     query.checkpoints.start_anew(soon=False)
-    assert query.gate.stopped.is_set()
+    assert query.gate.deadline.left() == 0
     assert query.batch()
     since = query.version
     query.gate.open.set()

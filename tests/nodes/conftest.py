@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_tools import LIMIT, Starter
+from node_tools import LIMIT, Reached, Starter
 
-from anabranch.nodes import AgentAddress, NodeStore, Secret, Signer, start_agent
+from anabranch.nodes import AgentAddress, Secret, Signer, start_agent
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def start(secret: Secret, home: Path) -> Iterator[Starter]:
     def one(**changes: Any) -> AgentAddress:
         wanted = {
             "secret": secret, "host": "127.0.0.1", "folder": home / "folder", "limit": LIMIT,
-            "watch_pid": os.getpid(), "actions": "acting:make", "context": {"where": "here"},
+            "watch_pid": os.getpid(), "node": "acting:make", "context": {"where": "here"},
             "log": home / "agent.log",
         }  # fmt: skip
         address = start_agent(**{**wanted, **changes})
@@ -52,9 +52,9 @@ def agent(start: Starter) -> AgentAddress:
 
 
 @pytest.fixture
-def node(agent: AgentAddress, secret: Secret) -> Iterator[NodeStore]:
+def node(agent: AgentAddress, secret: Secret) -> Iterator[Reached]:
     """A store over the agent of the module, empty at first."""
-    with NodeStore(str(agent), Signer(secret)) as store:
+    with Reached(str(agent), Signer(secret)) as store:
         for name in store.list():
             store.delete(name)
         yield store

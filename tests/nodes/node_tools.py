@@ -4,12 +4,50 @@ import os
 import select
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from anabranch.errors import DidNotHappen
-from anabranch.nodes import AgentAddress
+from anabranch.nodes import AgentAddress, Deadline, NodeStore, RemoteNode, Signer
+from anabranch.nodes.chunks import TIMEOUT
+from anabranch.nodes.requests import Epoch, Ping, Pong, Request, Stop
 
+A = TypeVar("A")
+
+EPOCH = Epoch(1)
 LIMIT = 200 << 20
 Starter = Callable[..., AgentAddress]
+
+
+class Reached(NodeStore):
+    """The backups of the node at an address, and the node itself."""
+
+    def __init__(
+        self,
+        address: str,
+        signer: Signer,
+        *,
+        timeout: float = TIMEOUT,
+        tls_root: bytes | None = None,
+        epoch: int = EPOCH,
+        within: float = 120,
+    ) -> None:
+        node = RemoteNode(address, signer, silence=timeout, tls_root=tls_root)
+        super().__init__(node, Epoch(epoch), lambda: Deadline(within))
+
+    def ask(self, request: Request[A], within: float = 120) -> A:
+        return self.node.ask(request, Deadline(within))
+
+    def ping(self) -> Pong:
+        return self.ask(Ping())
+
+    def stop(self) -> None:
+        self.ask(Stop(epoch=self._epoch))
+
+    def __enter__(self) -> "Reached":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.node.close()
 
 
 def is_gone(pid: int, timeout: float = 20) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import xxhash
+from node_tools import EPOCH
 
 from anabranch.nodes import AgentAddress, Signer, wire
 from anabranch.nodes.chunks import exactly
@@ -63,7 +64,13 @@ class Raw:
         return answer
 
 
+def asked(verb: object, **fields: object) -> dict[str, object]:
+    """Any request."""
+    return {"verb": verb, "within": 20, **fields}
+
+
 def declared(data: bytes, **changes: object) -> dict[str, object]:
     """The request to store bytes."""
     checksum = xxhash.xxh3_64_hexdigest(data)
-    return {"op": "put", "name": "a", "bytes": len(data), "checksum": checksum, **changes}
+    fields = {"epoch": EPOCH, "name": "a", "bytes": len(data), "checksum": checksum}
+    return asked("put", **fields | changes)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.errors import CheckpointNotFound
-from anabranch.nodes import Refused, log
+from anabranch.errors import CheckpointNotFound, Refused
+from anabranch.nodes import log
 from anabranch.nodes.log import MOST_LINES, PERIOD, FailureLog, private_file, trim
 
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_tools import Starter, is_gone, wait_until
+from acting import Print, Temporary
+from node_tools import EPOCH, Reached, Starter, is_gone, wait_until
 
-from anabranch.errors import DidNotHappen, PlanError
-from anabranch.nodes import AgentAddress, NodeStore, Refused, Secret, Signer
+from anabranch.errors import DidNotHappen, PlanError, Refused
+from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.log import LARGEST
+from anabranch.nodes.requests import Rename, TableName
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ def test_it_ends_on_sigterm_and_when_told(start: Starter, secret: Secret, tmp_pa
     os.kill(first.pid, signal.SIGTERM)
     assert is_gone(first.pid)
     second = start(folder=tmp_path)
-    with NodeStore(str(second), Signer(secret)) as node:
-        assert node.call("stop") == {}
+    with Reached(str(second), Signer(secret)) as node:
+        node.stop()
     assert is_gone(second.pid)
     assert not (tmp_path / "agent.json").exists()
 
@@ -76,8 +78,8 @@ def test_one_agent_for_a_folder(start: Starter, agent: AgentAddress, secret: Sec
     assert start() == agent
     with pytest.raises(DidNotHappen, match=r"another agent has .*not signed with the secret"):
         start(secret=Secret.new())
-    with NodeStore(str(agent), Signer(secret)) as node:
-        assert node.call("ping")["pid"] == agent.pid
+    with Reached(str(agent), Signer(secret)) as node:
+        assert node.ping().pid == agent.pid
 
 
 def test_many_starts_at_once_make_one_agent(start: Starter, tmp_path: Path) -> None:
@@ -117,18 +119,18 @@ print(address.port, address.pid)
         input=secret.to_hex(), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     port, pid = map(int, done.stdout.split())
-    with NodeStore(f"127.0.0.1:{port}", Signer(secret)) as node:
-        assert node.call("ping")["pid"] == pid
-        node.call("stop")
+    with Reached(f"127.0.0.1:{port}", Signer(secret)) as node:
+        assert node.ping().pid == pid
+        node.stop()
     assert is_gone(pid)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"actions": "acting:broken"}, "these actions cannot be made"),
-        ({"actions": "acting"}, "module:attribute"),
-        ({"actions": "no_such_module:make"}, "no_such_module"),
+        ({"node": "acting:broken"}, "this node cannot be made"),
+        ({"node": "acting"}, "module:attribute"),
+        ({"node": "no_such_module:make"}, "no_such_module"),
         ({"host": "192.0.2.1"}, r"cannot listen at 192\.0\.2\.1"),
         ({"limit": -1}, "-1 bytes"),
         ({"watch_pid": 2**22 + 1}, "no process"),
@@ -165,9 +167,9 @@ def test_all_that_it_writes_is_for_its_user_alone(
         address = start(folder=folder, log=folder / "agent.log")
     finally:
         os.umask(before)
-    with NodeStore(str(address), Signer(secret)) as node:
+    with Reached(str(address), Signer(secret)) as node:
         node.put("a/b", b"x")
-        assert node.call("temporary")["name"].startswith(str(folder))
+        assert node.ask(Temporary()).startswith(str(folder))
     for path in (folder, *folder.rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
@@ -184,8 +186,8 @@ def test_what_is_printed_does_not_make_its_log_large(
     start: Starter, secret: Secret, tmp_path: Path
 ) -> None:
     address = start(folder=tmp_path, log=tmp_path / "agent.log")
-    with NodeStore(str(address), Signer(secret)) as node:
-        node.call("print", times=200_000)
+    with Reached(str(address), Signer(secret)) as node:
+        node.ask(Print(times=200_000))
     wait_until(lambda: (tmp_path / "agent.log").stat().st_size <= LARGEST)
     assert (tmp_path / "agent.log.1").stat().st_size <= LARGEST
 
@@ -197,14 +199,15 @@ def test_connections_are_used_again(start: Starter, secret: Secret, tmp_path: Pa
         found = Path(f"/proc/{address.pid}/fd").iterdir()
         return sum("socket" in str(each.readlink()) for each in found)
 
-    with NodeStore(str(address), Signer(secret)) as node:
-        node.call("ping")
+    with Reached(str(address), Signer(secret)) as node:
+        node.ping()
         before = sockets()
+        unwanted = Rename(epoch=EPOCH, table=TableName("a@0/0"), to=TableName("a@0/1"))
         for number in range(50):
             node.put(f"{number}", b"x")
             node.get(f"{number}")
             with pytest.raises(Refused):
-                node.call("dance")
+                node.ask(unwanted)
         assert sockets() == before
 
 
@@ -222,15 +225,15 @@ def test_tls(start: Starter, secret: Secret, tmp_path: Path) -> None:
     address = start(folder=tmp_path / "folder", **files)
     assert start(folder=tmp_path / "folder", **files) == address
     root = (tmp_path / "cert").read_bytes()
-    with NodeStore(str(address), Signer(secret), tls_root=root) as node:
+    with Reached(str(address), Signer(secret), tls_root=root) as node:
         node.put("a", b"x" * (3 << 20))
         assert node.get("a").size == 3 << 20
-    with NodeStore(str(address), Signer(secret), timeout=5) as plain, pytest.raises(DidNotHappen):
+    with Reached(str(address), Signer(secret), timeout=5) as plain, pytest.raises(DidNotHappen):
         plain.list()
     # The certificate names 127.0.0.1, and no other host.
     elsewhere = start(folder=tmp_path / "other", host="127.0.0.2", **files)
     with (
-        NodeStore(str(elsewhere), Signer(secret), tls_root=root) as node,
+        Reached(str(elsewhere), Signer(secret), tls_root=root) as node,
         pytest.raises(DidNotHappen, match="certificate"),
     ):
         node.list()
@@ -240,9 +243,9 @@ def test_tls(start: Starter, secret: Secret, tmp_path: Path) -> None:
         capture_output=True, check=True,
     ).stdout  # fmt: skip
     with (
-        NodeStore(str(address), Signer(secret), tls_root=wrong) as node,
+        Reached(str(address), Signer(secret), tls_root=wrong) as node,
         pytest.raises(DidNotHappen, match="certificate"),
     ):
         node.list()
     with pytest.raises(PlanError, match="PEM"):
-        NodeStore(str(address), Signer(secret), tls_root=b"x")
+        Reached(str(address), Signer(secret), tls_root=b"x")

@@ -16,9 +16,9 @@ import pytest
 
 from anabranch import boot
 from anabranch.errors import PlanError
-from anabranch.nodes import folders, mounts
+from anabranch.nodes import claims, folders
 from anabranch.nodes.claims import ALIVE, HOSTS, Claim, try_alone
-from anabranch.nodes.root import BACKUPS, VARIABLE, StateRoot
+from anabranch.nodes.folders import BACKUPS, VARIABLE, StateRoot
 
 QUERY = "0123456789ab"
 OTHER = "5" * 32
@@ -61,11 +61,12 @@ def another_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[
 
 
 def test_a_folder_is_held_until_its_process_dies(tmp_path: Path) -> None:
-    code = "from anabranch.nodes.root import StateRoot\n"
-    code += "claim = StateRoot(sys.argv[2], sys.argv[1]).claim()"
+    code = "from anabranch.nodes.claims import Claim\n"
+    code += "from anabranch.nodes.folders import StateRoot\n"
+    code += "claim = Claim.of(StateRoot(sys.argv[2], sys.argv[1]))"
     with another_process(code, tmp_path, QUERY):
         assert try_alone(tmp_path / QUERY / ALIVE) is None
-        with StateRoot(QUERY, str(tmp_path)).claim() as second:
+        with Claim.of(StateRoot(QUERY, str(tmp_path))) as second:
             assert second.root == tmp_path / QUERY
     fd = try_alone(tmp_path / QUERY / ALIVE)
     assert fd is not None
@@ -74,13 +75,13 @@ def test_a_folder_is_held_until_its_process_dies(tmp_path: Path) -> None:
 
 def test_folders_are_for_their_user_alone(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    with StateRoot(QUERY, str(base)).claim("node-1"):
+    with Claim.of(StateRoot(QUERY, str(base)), "node-1"):
         assert mode(base) == 0o700
         assert mode(base / "node-1" / QUERY) == 0o700
         assert mode(base / "node-1" / QUERY / ALIVE) == 0o600
     base.chmod(0o755)
     (base / QUERY).mkdir(mode=0o755)
-    with StateRoot(QUERY, str(base)).claim():
+    with Claim.of(StateRoot(QUERY, str(base))):
         assert mode(base) == 0o755, "a folder that somebody named is as it was made"
         assert mode(base / QUERY) == 0o700
 
@@ -103,12 +104,13 @@ def test_two_users_are_not_in_each_others_way(tmp_path: Path) -> None:
             folder.chmod(mode(folder) | 0o055)
     code = """
 import os
-from anabranch.nodes.root import StateRoot
+from anabranch.nodes.claims import Claim
+from anabranch.nodes.folders import StateRoot
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 os.environ['ANABRANCH_BACKUP_FOLDER'] = sys.argv[1] + '/backups-of-nobody'
-claim = StateRoot(sys.argv[2], sys.argv[1]).claim('node-1')
+claim = Claim.of(StateRoot(sys.argv[2], sys.argv[1]), 'node-1')
 """
-    with StateRoot(QUERY, str(shared)).claim("node-1"), another_process(code, shared, "0" * 12):
+    with Claim.of(StateRoot(QUERY, str(shared)), "node-1"), another_process(code, shared, "0" * 12):
         assert (shared / "node-1" / ("0" * 12)).stat().st_uid == 65534
         assert mode(shared / "node-1" / ("0" * 12)) == 0o700
 
@@ -118,7 +120,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / QUERY).mkdir()
     os.chown(tmp_path / QUERY, 65534, 65534)
     with pytest.raises(PlanError, match="belongs to user 65534"):
-        StateRoot(QUERY, str(tmp_path)).claim()
+        Claim.of(StateRoot(QUERY, str(tmp_path)))
     with (
         mock.patch.object(folders, "_SHARED_MEMORY", tmp_path),
         mock.patch.dict(os.environ),
@@ -128,29 +130,29 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         default.mkdir()
         os.chown(default, 65534, 65534)
         with pytest.raises(PlanError, match="belongs to user 65534"):
-            StateRoot("1" * 12).claim()
+            Claim.of(StateRoot("1" * 12))
 
 
 def test_a_folder_that_another_machine_uses_is_refused(tmp_path: Path) -> None:
     with mock.patch.object(boot, "boot_id", return_value=OTHER):
-        elsewhere = StateRoot("1" * 12, str(tmp_path)).claim()
+        elsewhere = Claim.of(StateRoot("1" * 12, str(tmp_path)))
     with pytest.raises(PlanError, match=rf"{tmp_path} is used by another machine.*state_folder="):
-        StateRoot(QUERY, str(tmp_path)).claim()
+        Claim.of(StateRoot(QUERY, str(tmp_path)))
     elsewhere.close()
-    with StateRoot(QUERY, str(tmp_path)).claim():
+    with Claim.of(StateRoot(QUERY, str(tmp_path))):
         assert [path.name for path in hosts(tmp_path).iterdir()] == [boot.boot_id()]
 
 
 def test_a_refused_folder_is_not_held(tmp_path: Path) -> None:
     with mock.patch.object(boot, "boot_id", return_value=OTHER):
-        elsewhere = StateRoot("1" * 12, str(tmp_path)).claim()
+        elsewhere = Claim.of(StateRoot("1" * 12, str(tmp_path)))
         with (
             mock.patch.object(boot, "boot_id", return_value="6" * 32),
             pytest.raises(PlanError),
         ):
-            StateRoot(QUERY, str(tmp_path)).claim()
+            Claim.of(StateRoot(QUERY, str(tmp_path)))
         elsewhere.close()
-        StateRoot("1" * 12, str(tmp_path)).claim().close()
+        Claim.of(StateRoot("1" * 12, str(tmp_path))).close()
 
 
 def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +161,11 @@ def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
         f"22 21 0:5 / {tmp_path}/with\\040space rw shared:1 - nfs4 server:/x rw\n"
     )
-    monkeypatch.setattr(mounts, "_MOUNTS", info)
+    monkeypatch.setattr(claims, "_MOUNTS", info)
     (tmp_path / "with space").mkdir()
     with pytest.raises(PlanError, match=r"is on a network \(nfs4\)"):
-        StateRoot(QUERY, str(tmp_path / "with space" / "new")).claim()
-    StateRoot(QUERY, str(tmp_path / "without")).claim().close()
+        Claim.of(StateRoot(QUERY, str(tmp_path / "with space" / "new")))
+    Claim.of(StateRoot(QUERY, str(tmp_path / "without"))).close()
 
 
 @pytest.mark.parametrize(
@@ -172,25 +174,25 @@ def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     + [(k, False) for k in ("ext4", "tmpfs", "xfs", "overlay", "fuse.lxcfs", "")],
 )
 def test_network_file_systems_are_known(kind: str, network: bool) -> None:
-    assert mounts.is_network(kind) is network
+    assert claims.is_network(kind) is network
 
 
 def test_shared_memory_is_no_network() -> None:
-    assert mounts.file_system(Path("/proc/self")) == "proc"
-    assert not mounts.is_network(mounts.file_system(folders.state_folder()))
+    assert claims.file_system(Path("/proc/self")) == "proc"
+    assert not claims.is_network(claims.file_system(folders.state_folder()))
 
 
 def test_a_claim_waits_for_a_sweep_and_makes_the_folder_anew(tmp_path: Path) -> None:
     root = StateRoot(QUERY, str(tmp_path))
-    root.claim().close()
+    Claim.of(root).close()
     fd = try_alone(tmp_path / QUERY / ALIVE)
     assert fd is not None
-    claims: list[Claim] = []
-    claiming = threading.Thread(target=lambda: claims.append(root.claim()))
+    claimed: list[Claim] = []
+    claiming = threading.Thread(target=lambda: claimed.append(Claim.of(root)))
     claiming.start()
     (tmp_path / QUERY).rename(tmp_path / "away")
     os.close(fd)
     claiming.join(60)
     assert (tmp_path / QUERY / ALIVE).exists()
     assert try_alone(tmp_path / QUERY / ALIVE) is None
-    claims[0].close()
+    claimed[0].close()

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from node_tools import Starter
-from raw import declared
+from node_tools import Reached, Starter
+from raw import asked, declared
 
 from anabranch.errors import StoreError
-from anabranch.nodes import AgentAddress, NodeStore, Secret, Signer
+from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST
 
 REQUESTS = int(os.environ.get("FLOOD", "6000"))
@@ -74,11 +74,11 @@ class Kinds:
             "oversized": self._oversized,
             "cut off": lambda: self._ping()[: self._random.randint(1, HEAD_BYTES + 5)],
             "unsigned": lambda: self._changed(self._ping(), HEAD_BYTES - 32, HEAD_BYTES),
-            "wrongly signed": lambda: self._stranger.sign({"op": "stop"}, self._address),
+            "wrongly signed": lambda: self._stranger.sign(asked("stop", epoch=1), self._address),
             "changed": lambda: self._changed(self._ping(), 4, HEAD_BYTES - 32),
             "replayed": self._replayed,
-            "stale": lambda: self._old.sign({"op": "ping"}, self._address),
-            "for another node": lambda: self._signer.sign({"op": "ping"}, "10.0.0.1:1"),
+            "stale": lambda: self._old.sign(asked("ping"), self._address),
+            "for another node": lambda: self._signer.sign(asked("ping"), "10.0.0.1:1"),
             "wrong fields": self._wrong_fields,
             "silent upload": lambda: self._signer.sign(declared(b"x" * 100), self._address),
         }
@@ -93,7 +93,7 @@ class Kinds:
         self._used = [*self._used[-100:], data]
 
     def _ping(self) -> bytes:
-        return self._signer.sign({"op": "ping"}, self._address)
+        return self._signer.sign(asked("ping"), self._address)
 
     def _replayed(self) -> bytes:
         return self._random.choice(self._used) if self._used else b"x" * HEAD_BYTES
@@ -108,10 +108,11 @@ class Kinds:
         return data[:at] + bytes([data[at] ^ self._random.randint(1, 255)]) + data[at + 1 :]
 
     def _wrong_fields(self) -> bytes:
-        wrong = [{}, {"op": "dance"}, {"op": "get", "name": "../x"}, {"op": "size", "name": 1},
-                 {"op": "put", "name": "a", "bytes": 1 << 90, "checksum": "0" * 16},
-                 {"op": "create", "table": "/etc"}, {"op": "keep_only", "tables": ["../x"]},
-                 {"op": "store", "file": "/etc/passwd"}, {"op": "list"}]  # fmt: skip
+        wrong = [{}, asked("dance"), asked("get", name="../x"), asked("size", name=1),
+                 declared(b"", bytes=1 << 90), asked("rename", epoch=1, table="/etc", to="a@0/0"),
+                 asked("drop", epoch=1, tables=["../x"], captures=[]),
+                 asked("store", epoch=1, peers={}, file="/etc/passwd", under=""),
+                 asked("list"), {"verb": "ping"}, asked("ping", more=1)]  # fmt: skip
         return self._signer.sign(self._random.choice(wrong), self._address)
 
 
@@ -201,13 +202,13 @@ class Friend(threading.Thread):
 
     def run(self) -> None:
         data = os.urandom(1 << 20)
-        kept = NodeStore(str(self._agent), Signer(self._secret))
+        kept = Reached(str(self._agent), Signer(self._secret))
         while not self.done.wait(0.02):
             # One that is new each time has to come in among the strangers.
-            with NodeStore(str(self._agent), Signer(self._secret)) as new:
+            with Reached(str(self._agent), Signer(self._secret)) as new:
                 for name, ask in (
-                    ("ping", lambda node=new: node.call("ping")),
-                    ("kept ping", lambda: kept.call("ping")),
+                    ("ping", lambda node=new: node.ping()),
+                    ("kept ping", lambda: kept.ping()),
                     ("put", lambda node=new: node.put("friend", data)),
                     ("get", lambda node=new: node.get("friend")),
                 ):
@@ -313,12 +314,12 @@ def folder() -> Iterator[Path]:
 @pytest.mark.timeout(max(300, REQUESTS // 100))
 @pytest.mark.usefixtures("_many_descriptors")
 def test_a_flood_harms_nobody(start: Starter, secret: Secret, folder: Path) -> None:
-    context = {"root": str(folder / "root"), "secret": secret.to_hex(), "files": None}
+    context = {"root": str(folder / "root"), "secret": secret.to_hex(), "host": "127.0.0.1"}
     agent = start(
         folder=folder, limit=64 << 20, log=folder / "agent.log", transfer_timeout=5,
-        actions="anabranch.nodes.actions:make", context=context,
+        node="anabranch.nodes.serving:make", context=context,
     )  # fmt: skip
-    with NodeStore(str(agent), Signer(secret)) as node:
+    with Reached(str(agent), Signer(secret)) as node:
         for _ in range(20):  # what is loaded with the first calls is no growth
             node.put("friend", bytes(1 << 20))
             node.get("friend")
@@ -337,7 +338,7 @@ def test_a_flood_harms_nobody(start: Starter, secret: Secret, folder: Path) -> N
                 took = time.monotonic() - since
                 friend.done.set()
                 friend.join()
-        failures = node.call("ping")["failures"]
+        failures = node.ping().failures
         stored = list(node.list())
     sent = sum((sent for sent, _, _ in floods), Counter[str]())
     unanswered = sum(count for _, _, count in floods)

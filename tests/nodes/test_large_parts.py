@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from node_tools import Starter
+from acting import PassOn, Sleep
+from node_tools import EPOCH, Reached, Starter
 
 from anabranch.backup import parts
 from anabranch.backup.upstream import Upstream
 from anabranch.errors import PlanError
-from anabranch.nodes import AgentAddress, NodeStore, Secret, Signer
+from anabranch.nodes import AgentAddress, Secret, Signer
+from anabranch.nodes.requests import Address
 from anabranch.units import byte_count
 
 BEYOND = (1 << 31) + (1 << 20)
@@ -75,7 +77,7 @@ def test_more_than_two_gibibytes(
 ) -> None:
     agent = start(folder=tmp_path / "node", limit=None, log=tmp_path / "node" / "log")
     with (
-        NodeStore(str(agent), Signer(secret)) as node,
+        Reached(str(agent), Signer(secret)) as node,
         Watching(agent.pid, os.getpid()) as watching,
     ):
         node.put("large", beyond)
@@ -121,9 +123,9 @@ def test_a_backup_from_a_capture_is_not_in_memory(
 
 def test_work_that_takes_longer_than_the_timeout(agent: AgentAddress, secret: Secret) -> None:
     """A node that works says so; only silence counts."""
-    with NodeStore(str(agent), Signer(secret), timeout=5) as node:
+    with Reached(str(agent), Signer(secret), timeout=5) as node:
         since = time.monotonic()
-        assert node.call("sleep", seconds=8) == {}
+        node.ask(Sleep(epoch=EPOCH, milliseconds=8000))
         assert time.monotonic() - since >= 8
 
 
@@ -131,15 +133,15 @@ def test_work_that_takes_longer_than_the_timeout(agent: AgentAddress, secret: Se
 def test_nodes_that_work_for_each_other_do_not_wait_for_each_other(
     start: Starter, secret: Secret, tmp_path: Path, number: int
 ) -> None:
-    """More actions at once than threads, on two nodes, each of which stores at the other."""
+    """More requests at once than threads, on two nodes, each of which stores at the other."""
     agents = [start(folder=tmp_path / name, limit=None, log=tmp_path / name / "log",
                     context={"secret": secret.to_hex()}) for name in ("one", "two")]  # fmt: skip
     failed: list[Exception] = []
 
     def pass_on(at: AgentAddress, to: AgentAddress, name: str) -> None:
         try:
-            with NodeStore(str(at), Signer(secret), timeout=20) as node:
-                node.call("pass_on", to=str(to), name=name)
+            with Reached(str(at), Signer(secret), timeout=20) as node:
+                node.ask(PassOn(epoch=EPOCH, to=Address(str(to)), name=name))
         except Exception as error:
             failed.append(error)
 
@@ -153,7 +155,7 @@ def test_nodes_that_work_for_each_other_do_not_wait_for_each_other(
         thread.join()
     assert failed == []
     for agent in agents:
-        with NodeStore(str(agent), Signer(secret)) as node:
+        with Reached(str(agent), Signer(secret)) as node:
             assert len(node.list()) == number
 
 

@@ -12,27 +12,28 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from node_tools import Starter, wait_until
-from raw import Asking, Raw, declared
+from node_tools import EPOCH, Reached, Starter, wait_until
+from raw import Asking, Raw, asked, declared
 
-from anabranch.nodes import AgentAddress, NodeStore, Refused, Secret, Signer
+from anabranch.errors import Refused
+from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.chunks import CHUNK
 from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST, Kind
 
 
 @pytest.fixture(autouse=True)
 def _serves_afterwards(
-    node: NodeStore, agent: AgentAddress, home: Path, secret: Secret
+    node: Reached, agent: AgentAddress, home: Path, secret: Secret
 ) -> Iterator[None]:
     Asking.address = str(agent)
     node.put("kept", b"kept")
-    before = node.call("ping")
+    before = node.ping()
     yield
     assert list(node.list()) == ["kept"]
     assert node.get("kept").to_pybytes() == b"kept"
-    after = node.call("ping")
-    assert after["pid"] == before["pid"]
-    assert sum(after["failures"].values()) > sum(before["failures"].values()), "it is counted"
+    after = node.ping()
+    assert after.pid == before.pid
+    assert sum(after.failures.values()) > sum(before.failures.values()), "it is counted"
     log = (home / "agent.log").read_text()
     assert "Refused" in log or "DidNotHappen" in log
     assert secret.to_hex() not in log
@@ -79,9 +80,9 @@ def test_garbage(agent: AgentAddress, garbage: bytes, marked: bool) -> None:
 
 
 def test_every_cut_of_a_request(agent: AgentAddress, secret: Secret) -> None:
-    for end in range(1, len(Asking(secret).sign({"op": "ping"}))):
+    for end in range(1, len(Asking(secret).sign(asked("ping")))):
         with Raw(agent) as raw:
-            raw.send(Asking(secret).sign({"op": "ping"})[:end])
+            raw.send(Asking(secret).sign(asked("ping"))[:end])
             raw.socket.shutdown(socket.SHUT_WR)
             answer = raw.answer()
             assert answer is not None
@@ -90,7 +91,7 @@ def test_every_cut_of_a_request(agent: AgentAddress, secret: Secret) -> None:
 
 def test_a_request_byte_by_byte_is_taken(agent: AgentAddress, secret: Secret) -> None:
     with Raw(agent) as raw:
-        for byte in Asking(secret).sign({"op": "ping"}):
+        for byte in Asking(secret).sign(asked("ping")):
             raw.socket.sendall(bytes([byte]))
         answer = raw.answer()
         assert answer is not None
@@ -99,27 +100,27 @@ def test_a_request_byte_by_byte_is_taken(agent: AgentAddress, secret: Secret) ->
 
 
 def test_another_secret(agent: AgentAddress) -> None:
-    with NodeStore(str(agent), Signer(Secret.new())) as stranger:
+    with Reached(str(agent), Signer(Secret.new())) as stranger:
         for ask in (lambda: stranger.get("kept"), lambda: stranger.put("a", b"x"), stranger.list,
                     lambda: stranger.delete("kept"), lambda: stranger.size("kept"),
-                    lambda: stranger.call("stop"), lambda: stranger.call("ping"),
-                    lambda: stranger.call("ping", much="x" * (LARGEST_REQUEST - 100))):  # fmt: skip
+                    stranger.stop, stranger.ping,
+                    lambda: stranger.list("x" * (LARGEST_REQUEST - 100))):  # fmt: skip
             with pytest.raises(Refused, match="not signed with the secret"):
                 ask()
 
 
 def test_a_request_to_another_node(agent: AgentAddress, secret: Secret) -> None:
     for address in ("", "127.0.0.1:1"):
-        kind, message = refusal(agent, Signer(secret).sign({"op": "ping"}, address))
+        kind, message = refusal(agent, Signer(secret).sign(asked("ping"), address))
         assert kind == "Refused"
         assert "meant for another node" in message
 
 
 def test_a_request_sent_twice(agent: AgentAddress, secret: Secret) -> None:
-    read = Asking(secret).sign({"op": "get", "name": "kept"})
-    asked = Asking(secret).sign({"op": "ping"})
+    read = Asking(secret).sign(asked("get", name="kept"))
+    pinged = Asking(secret).sign(asked("ping"))
     stored = Asking(secret).sign(declared(b"kept", name="kept"))
-    for data in (read, asked, stored):
+    for data in (read, pinged, stored):
         with Raw(agent) as raw:
             answer = raw.ask(data, b"kept")
             assert answer is not None
@@ -134,21 +135,21 @@ def test_a_request_sent_twice(agent: AgentAddress, secret: Secret) -> None:
 def test_a_request_of_another_time(
     agent: AgentAddress, secret: Secret, age: float, why: str
 ) -> None:
-    signed = Asking(secret, lambda: time.time() - age).sign({"op": "get", "name": "kept"})
+    signed = Asking(secret, lambda: time.time() - age).sign(asked("get", name="kept"))
     kind, message = refusal(agent, signed)
     assert kind == "Refused"
     assert why in message
 
 
 def test_a_signed_head_with_another_body(agent: AgentAddress, secret: Secret) -> None:
-    signed = Asking(secret).sign({"op": "ping"})
-    kind, message = refusal(agent, signed[:HEAD_BYTES] + b'{"op":"stop"}')
+    signed = Asking(secret).sign(asked("ping"))
+    kind, message = refusal(agent, signed[:HEAD_BYTES] + b'{"verb":"stop","within":20}')
     assert kind == "Refused"
     assert "not the one that was signed" in message
 
 
 def test_more_than_a_request_may_have(agent: AgentAddress, secret: Secret) -> None:
-    signed = Asking(secret).sign({"op": "ping"})
+    signed = Asking(secret).sign(asked("ping"))
     larger = signed[:4] + struct.pack(">I", LARGEST_REQUEST + 1) + signed[8:]
     assert refusal(agent, larger)[0] == "Refused"
 
@@ -168,12 +169,12 @@ def test_an_impossible_checksum(agent: AgentAddress, secret: Secret, checksum: o
 
 @pytest.mark.parametrize("size", [0, 1, 100, CHUNK])
 def test_more_bytes_than_declared(
-    agent: AgentAddress, node: NodeStore, secret: Secret, size: int
+    agent: AgentAddress, node: Reached, secret: Secret, size: int
 ) -> None:
     """What comes behind an upload is taken for the next request, which it is not."""
     with Raw(agent) as raw:
         answer = raw.ask(Asking(secret).sign(declared(b"x" * size)), b"x" * (size + HEAD_BYTES))
-        assert answer == (Kind.DONE, {})
+        assert answer == (Kind.DONE, {"answer": None})
         answer = raw.answer()
         assert answer is not None
         assert answer[1]["error"] == "Refused"
@@ -201,17 +202,21 @@ def test_a_wrong_checksum(agent: AgentAddress, secret: Secret) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "/etc/passwd", ".partial/x", None, 1, "a\0", ["a"]])
 def test_bad_names(agent: AgentAddress, secret: Secret, name: object) -> None:
-    for request in ({"op": "get", "name": name}, declared(b"x", name=name),
-                    {"op": "delete", "name": name}, {"op": "size", "name": name}):  # fmt: skip
+    for request in (asked("get", name=name), declared(b"x", name=name),
+                    asked("delete", epoch=EPOCH, name=name), asked("size", name=name)):  # fmt: skip
         kind, message = refusal(agent, Asking(secret).sign(request), b"x")
         assert kind == "Refused"
         assert "name" in message
 
 
-def test_unknown_calls(agent: AgentAddress, node: NodeStore, secret: Secret) -> None:
-    with pytest.raises(Refused, match=r"cannot do 'dance'; it can \['delete', 'echo'"):
-        node.call("dance")
-    for request in ({}, {"op": 1}, {"op": ["ping"]}, {"op": None}, {"op": "list", "prefix": 1}):
+def test_unknown_calls(agent: AgentAddress, node: Reached, secret: Secret) -> None:
+    kind, message = refusal(agent, Asking(secret).sign(asked("dance")))
+    assert kind == "Refused"
+    assert "cannot do 'dance'; it can ['advance', 'capture'" in message
+    for request in ({}, asked(1), asked(["ping"]), asked(None), asked("list", prefix=1),
+                    asked("ping", more=1), {"verb": "ping"}, {"verb": "ping", "within": -1},
+                    {"verb": "ping", "within": 1e300}, {"verb": "ping", "within": "1"},
+                    asked("backed", epoch=1, peers={}), asked("request")):  # fmt: skip
         assert refusal(agent, Asking(secret).sign(request))[0] == "Refused"
 
 
@@ -220,16 +225,16 @@ def test_a_refused_friend_can_ask_again_on_the_same_connection(
 ) -> None:
     with Raw(agent) as raw:
         for _ in range(3):
-            refused = raw.ask(Asking(secret).sign({"op": "dance"}))
+            refused = raw.ask(Asking(secret).sign(asked("dance")))
             assert refused is not None
             assert not refused[1]["closing"]
-            answer = raw.ask(Asking(secret).sign({"op": "ping"}))
+            answer = raw.ask(Asking(secret).sign(asked("ping")))
             assert answer is not None
             assert answer[0] is Kind.DONE
 
 
 def test_a_client_that_goes_away_half_way(
-    agent: AgentAddress, node: NodeStore, secret: Secret
+    agent: AgentAddress, node: Reached, secret: Secret
 ) -> None:
     program = """
 import os, signal, socket, sys
@@ -241,22 +246,22 @@ sock.sendall(bytes(5 << 20))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     command = Asking(secret).sign(declared(bytes(8 << 20)))
-    before = node.call("ping")["failures"].get("DidNotHappen", 0)
+    before = node.ping().failures.get("DidNotHappen", 0)
     killed = subprocess.run(
         [sys.executable, "-c", program, str(agent)], input=command, timeout=60, check=False
     )
     assert killed.returncode == -signal.SIGKILL
-    wait_until(lambda: node.call("ping")["failures"].get("DidNotHappen", 0) > before)
+    wait_until(lambda: node.ping().failures.get("DidNotHappen", 0) > before)
 
 
 def test_silent_connections_are_closed_and_cost_no_thread(
-    agent: AgentAddress, node: NodeStore
+    agent: AgentAddress, node: Reached
 ) -> None:
     """More connections than strangers may have: the oldest are closed for the newest."""
     threads = entries(agent, "task")
     silent = [Raw(agent) for _ in range(600)]
     try:
-        assert node.call("ping")["pid"] == agent.pid
+        assert node.ping().pid == agent.pid
         wait_until(lambda: entries(agent, "fd") < 560)
         assert silent[0].socket.recv(1) == b"", "the first was closed"
         assert entries(agent, "task") <= threads + 2
@@ -281,7 +286,7 @@ def test_transfers_may_be_slow_but_must_go_on(
         for _ in data:
             time.sleep(0.3)
             raw.send(b"\0")
-        assert raw.answer() == (Kind.DONE, {})
+        assert raw.answer() == (Kind.DONE, {"answer": None})
         raw.send(Asking(secret).sign(declared(data)))
         assert raw.answer() == (Kind.READY, {})
         raw.send(b"\0")
@@ -290,11 +295,11 @@ def test_transfers_may_be_slow_but_must_go_on(
         assert answer is not None
         assert "1 of 10 bytes came, then: timed out" in answer[1]["message"]
         assert 0.3 < time.monotonic() - since < 5
-    with NodeStore(str(slow), Signer(secret)) as node:
+    with Reached(str(slow), Signer(secret)) as node:
         node.put("large", bytes(64 << 20))
-        before = node.call("ping")["failures"].get("DidNotHappen", 0)
+        before = node.ping().failures.get("DidNotHappen", 0)
         with Raw(slow) as raw:  # a reader that does not read
-            raw.send(Asking(secret).sign({"op": "get", "name": "large"}))
-            wait_until(lambda: node.call("ping")["failures"].get("DidNotHappen", 0) > before)
+            raw.send(Asking(secret).sign(asked("get", name="large")))
+            wait_until(lambda: node.ping().failures.get("DidNotHappen", 0) > before)
     Asking.address = str(agent)
     assert refusal(agent, b"x" * 200)[0] == "Refused"

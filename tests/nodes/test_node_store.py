@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from node_tools import LIMIT, Starter, is_gone, wait_until
+from acting import Echo, Echoed, Fail, Names, Odd
+from node_tools import EPOCH, LIMIT, Reached, Starter, is_gone, wait_until
 
 from anabranch.backup import BackupStore
 from anabranch.errors import (
@@ -23,17 +24,9 @@ from anabranch.errors import (
     Fenced,
     MayHaveHappened,
     QueryFailed,
-)
-from anabranch.nodes import (
-    Agent,
-    AgentAddress,
-    NodeStore,
     Refused,
-    Secret,
-    Signer,
-    Vault,
-    Verifier,
 )
+from anabranch.nodes import Agent, AgentAddress, Fence, Secret, Signer, Vault, Verifier
 from anabranch.nodes.chunks import CHUNK
 
 _spec = importlib.util.spec_from_file_location(
@@ -53,19 +46,19 @@ test_names_are_checked = suite.test_names_are_checked
 
 
 @pytest.fixture
-def store(node: NodeStore) -> BackupStore:
+def store(node: Reached) -> BackupStore:
     return node
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 7])
-def test_sizes_around_those_of_chunks(node: NodeStore, size: int) -> None:
+def test_sizes_around_those_of_chunks(node: Reached, size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     node.put("sized", data)
     assert node.get("sized").to_pybytes() == data
     assert node.size("sized") == size
 
 
-def test_many_megabytes(node: NodeStore) -> None:
+def test_many_megabytes(node: Reached) -> None:
     data = pa.py_buffer(np.random.default_rng(1).bytes(64 << 20))
     start = time.monotonic()
     node.put("large", data)
@@ -73,10 +66,10 @@ def test_many_megabytes(node: NodeStore) -> None:
     assert node.get("large").equals(data)
     end = time.monotonic()
     print(f"64 MB: put {middle - start:.2f} s, get {end - middle:.2f} s")
-    assert node.call("ping")["used"] == data.size
+    assert node.ping().used == data.size
 
 
-def test_threads_share_a_store(node: NodeStore) -> None:
+def test_threads_share_a_store(node: Reached) -> None:
     wrong: list[object] = []
 
     def use(number: int) -> None:
@@ -97,7 +90,7 @@ def test_threads_share_a_store(node: NodeStore) -> None:
     assert wrong == []
 
 
-def test_the_limit_of_the_vault(node: NodeStore) -> None:
+def test_the_limit_of_the_vault(node: Reached) -> None:
     node.put("small", b"x" * CHUNK)
     with pytest.raises(DidNotHappen, match=rf"{CHUNK} bytes are used.* of {LIMIT}") as refusal:
         node.put("large", np.empty(LIMIT - CHUNK + 1, np.uint8))
@@ -108,36 +101,33 @@ def test_the_limit_of_the_vault(node: NodeStore) -> None:
 # --- calls ---
 
 
-def test_a_call_and_its_answer(node: NodeStore, agent: AgentAddress) -> None:
-    answer = node.call("echo", text="ü", numbers=[1, 2.5], op="overridden")
-    assert answer == {
-        "context": {"where": "here"},
-        "request": {"op": "echo", "text": "ü", "numbers": [1, 2.5]},
-    }
-    assert node.call("names") == {"names": []}
-    pong = node.call("ping")
-    assert (pong["pid"], pong["used"], pong["limit"]) == (agent.pid, 0, LIMIT)
+def test_a_call_and_its_answer(node: Reached, agent: AgentAddress) -> None:
+    answer = node.ask(Echo(epoch=EPOCH, text="ü", numbers=(1, 25)))
+    assert answer == Echoed("here", "ü", (1, 25))
+    assert node.ask(Names()) == ()
+    pong = node.ping()
+    assert (pong.pid, pong.used, pong.limit) == (agent.pid, 0, LIMIT)
 
 
-def test_errors_of_actions_arrive_as_what_they_are(node: NodeStore, home: Path) -> None:
+def test_errors_of_a_node_arrive_as_what_they_are(node: Reached, home: Path) -> None:
     with pytest.raises(CheckpointCorrupt, match=r"^the bytes of ü are wrong$"):
-        node.call("fail", kind="corrupt", message="the bytes of ü are wrong")
+        node.ask(Fail(kind="corrupt", message="the bytes of ü are wrong"))
     with pytest.raises(Fenced, match=r"^x$") as raised:
-        node.call("fail", kind="special", message="x")
+        node.ask(Fail(kind="special", message="x"))
     assert type(raised.value) is Fenced, "the nearest class that every node knows"
     with pytest.raises(QueryFailed, match=r"^fail failed: ZeroDivisionError: oops; see the log"):
-        node.call("fail", kind="bug", message="oops")
+        node.ask(Fail(kind="bug", message="oops"))
     with pytest.raises(QueryFailed, match=r"^odd failed: TypeError"):
-        node.call("odd")
+        node.ask(Odd())
     log = (home / "agent.log").read_text()
     assert "Traceback" in log
     assert "acting.py" in log
 
 
 @pytest.mark.parametrize("letter", ["a", "ü", "\0", "\n", "\ud800"])
-def test_long_errors_are_cut(node: NodeStore, letter: str) -> None:
+def test_long_errors_are_cut(node: Reached, letter: str) -> None:
     with pytest.raises(CheckpointCorrupt) as raised:
-        node.call("fail", kind="corrupt", message=letter * 100_000)
+        node.ask(Fail(kind="corrupt", message=letter * 100_000))
     assert 400 < len(str(raised.value)) <= 1000
 
 
@@ -154,20 +144,20 @@ def silent() -> Iterator[str]:
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    store = NodeStore(f"127.0.0.1:{port}", Signer(Secret.new()))
+    store = Reached(f"127.0.0.1:{port}", Signer(Secret.new()))
     start = time.monotonic()
     for ask in (lambda: store.put("a", b"x"), lambda: store.put("a", b""), lambda: store.get("a"),
                 store.list, lambda: store.size("a"), lambda: store.delete("a"),
-                lambda: store.call("ping"), lambda: store.call("echo")):  # fmt: skip
+                store.ping, lambda: store.ask(Echo(epoch=EPOCH))):  # fmt: skip
         with pytest.raises(DidNotHappen, match=rf"127\.0\.0\.1:{port}.*[Rr]efused"):
             ask()
     assert time.monotonic() - start < 5
     with pytest.raises(DidNotHappen, match="no address"):
-        NodeStore("not an address", Signer(Secret.new())).list()
+        Reached("not an address", Signer(Secret.new())).list()
 
 
 def test_a_silent_node_costs_the_timeout_and_no_more(silent: str) -> None:
-    store = NodeStore(silent, Signer(Secret.new()), timeout=0.5)
+    store = Reached(silent, Signer(Secret.new()), timeout=0.5)
     start = time.monotonic()
     for ask in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: store.size("a")):
         with pytest.raises(DidNotHappen, match=silent):
@@ -178,15 +168,15 @@ def test_a_silent_node_costs_the_timeout_and_no_more(silent: str) -> None:
 
 
 def test_a_change_that_gets_no_answer_may_have_happened(
-    node: NodeStore, agent: AgentAddress, secret: Secret
+    node: Reached, agent: AgentAddress, secret: Secret
 ) -> None:
     """A node that stops after the connection was made."""
-    store = NodeStore(str(agent), Signer(secret), timeout=1)
+    store = Reached(str(agent), Signer(secret), timeout=1)
     store.put("kept", b"x")
     os.kill(agent.pid, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(agent.pid).status() == psutil.STATUS_STOPPED)
     try:
-        for change in (lambda: store.delete("kept"), lambda: store.call("echo")):
+        for change in (lambda: store.delete("kept"), lambda: store.ask(Echo(epoch=EPOCH))):
             with pytest.raises(MayHaveHappened, match=str(agent)):
                 change()
             # The connection is made anew, so one that does not come about is known not to.
@@ -194,7 +184,7 @@ def test_a_change_that_gets_no_answer_may_have_happened(
                 store.get("kept")
     finally:
         os.kill(agent.pid, signal.SIGCONT)
-    wait_until(lambda: node.call("ping")["pid"] == agent.pid)
+    wait_until(lambda: node.ping().pid == agent.pid)
 
 
 @pytest.mark.chaos
@@ -202,7 +192,7 @@ def test_a_killed_node_is_noticed_and_comes_back_with_its_backups(
     start: Starter, secret: Secret, tmp_path: Path
 ) -> None:
     address = start(folder=tmp_path, limit=1 << 20)
-    node = NodeStore(str(address), Signer(secret))
+    node = Reached(str(address), Signer(secret))
     node.put("a/b", b"kept")
     os.kill(address.pid, signal.SIGKILL)
     assert is_gone(address.pid)
@@ -214,9 +204,9 @@ def test_a_killed_node_is_noticed_and_comes_back_with_its_backups(
     assert time.monotonic() - since < 5
     again = start(folder=tmp_path, limit=1 << 20)
     assert again.pid != address.pid
-    with NodeStore(str(again), Signer(secret)) as other:
+    with Reached(str(again), Signer(secret)) as other:
         assert other.get("a/b").to_pybytes() == b"kept"
-        assert other.call("ping")["used"] == 4
+        assert other.ping().used == 4
         other.put("c", b"x")
         assert list(other.list()) == ["a/b", "c"]
 
@@ -229,7 +219,7 @@ def test_a_node_killed_while_it_reads_has_nothing_or_all(
     data = pa.py_buffer(bytes(48 << 20))
     for delay in (0.0, 0.02, 0.05, 0.1):
         address = start(folder=tmp_path, limit=LIMIT)
-        node = NodeStore(str(address), Signer(secret))
+        node = Reached(str(address), Signer(secret))
         node.delete("a")
         killer = threading.Timer(delay, os.kill, (address.pid, signal.SIGKILL))
         killer.start()
@@ -247,14 +237,14 @@ def test_a_node_killed_while_it_reads_has_nothing_or_all(
 def test_a_store_connects_anew(start: Starter, secret: Secret, tmp_path: Path) -> None:
     """The same object works again when an agent is back at the same address."""
     address = start(folder=tmp_path / "one")
-    node = NodeStore(str(address), Signer(secret))
-    node.call("stop")
+    node = Reached(str(address), Signer(secret))
+    node.stop()
     assert is_gone(address.pid)
     with pytest.raises(DidNotHappen):
         node.list()
-    verifier = Verifier(secret)
+    verifier, vault = Verifier(secret), Vault(tmp_path / "two", 100)
     verifier.address = str(address)
-    server = Agent(address.host, address.port, Vault(tmp_path / "two", 100), verifier, {})
+    server = Agent(address.host, address.port, vault, Fence(tmp_path / "epoch"), verifier)
     try:
         assert list(node.list()) == []
         with pytest.raises(CheckpointNotFound):

@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from test_claims import another_process
 
 from anabranch.cli import main
-from anabranch.nodes.captures import OF
-from anabranch.nodes.claims import KEEP
-from anabranch.nodes.folders import spilled
-from anabranch.nodes.root import BACKUPS, StateRoot
+from anabranch.nodes.captures import OF, spilled
+from anabranch.nodes.claims import KEEP, Claim
+from anabranch.nodes.folders import BACKUPS, StateRoot
 from anabranch.nodes.sweep import sweep
 
 DEAD, LIVING, THIRD = "d" * 12, "a" * 12, "3" * 12
 HOLD = """
-from anabranch.nodes.root import StateRoot
-claim = StateRoot(sys.argv[2], sys.argv[1]).claim(*sys.argv[3:])
+from anabranch.nodes.claims import Claim
+from anabranch.nodes.folders import StateRoot
+claim = Claim.of(StateRoot(sys.argv[2], sys.argv[1]), *sys.argv[3:])
 table = claim.root / 'tables' / 'op@1' / '0'
 table.mkdir(parents=True)
 (table / 'table').write_bytes(bytes(100_000))
@@ -142,7 +142,7 @@ def test_claims_and_sweeps_at_the_same_time(base: Path) -> None:
 
     def claim(query: str) -> None:
         for number in range(150):
-            with StateRoot(query, str(base)).claim() as held:
+            with Claim.of(StateRoot(query, str(base))) as held:
                 file = held.root / "tables" / str(number)
                 file.parent.mkdir(exist_ok=True)
                 file.touch()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.errors import PlanError
+from anabranch.errors import PlanError, Refused
 from anabranch.nodes import tickets
-from anabranch.nodes.tickets import Refused, Secret, Signer, Verifier
+from anabranch.nodes.tickets import Secret, Signer, Verifier
 from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST, Head
 
 SECRET = Secret.new()

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 import anabranch as ab
 from anabranch.query.running import RunningQuery
 from anabranch.spark.logs import SparkLogs
+from anabranch.spark.reports import Report, Reports
 from anabranch.testing.feeds import Feed
 from anabranch.units import Version
 
@@ -91,6 +92,29 @@ def test_lost_while_running(
     found = query.memory_table("out").to_pylist()
     query.stop()
     assert ordered(found) == ordered(expected)
+
+
+def test_a_batch_on_which_an_instance_did_not_report_is_run_again(
+    spark: SparkSession, feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that failed after Spark had kept its rows takes its report along."""
+    feed.add(*[batch(seed) for seed in range(3)])
+    took, lost = Reports.take, {"attempts": 0}
+
+    def take(mail: Reports, version: Version) -> dict[tuple[str, int], Report]:
+        reports = took(mail, version)
+        # Spark has the rows, so the job that runs operators to their end does not report either.
+        if version == 1 and lost["attempts"] < 2:
+            lost["attempts"] += 1
+            return {key: report for key, report in reports.items() if key != ("one", 0)}
+        return reports
+
+    monkeypatch.setattr(Reports, "take", take)
+    query = query_over(feed, spark).start(tmp_path / "ck", available_now=True)
+    query.await_termination()
+    assert [progress.attempts for progress in query.recent_progress] == [1, 2, 1]
+    found = query.memory_table("out").to_pylist()
+    assert ordered(found) == ordered(undisturbed(spark, tmp_path / "calm", 3))
 
 
 def test_lost_between_runs(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:

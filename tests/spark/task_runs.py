@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from anabranch.nodes.root import StateRoot
-from anabranch.nodes.workbench import TABLES
+from anabranch.nodes.folders import StateRoot
+from anabranch.nodes.local import TABLES
 from anabranch.operators.context import Context
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows

@@ -11,20 +11,34 @@ import pytest
 from task_runs import Running
 
 from anabranch.backup.files import Files
-from anabranch.backup.manifests import OperatorManifest
-from anabranch.errors import StateFull
-from anabranch.nodes import Refused, Secret, Vault
-from anabranch.nodes.actions import make
-from anabranch.nodes.captures import CAPTURES, OF, capture_folders
+from anabranch.backup.manifests import Part
+from anabranch.errors import Refused, StateFull
+from anabranch.nodes import Deadline, Fence, Node, Secret, Vault
+from anabranch.nodes.captures import CAPTURES, OF, capture_folders, spilled
 from anabranch.nodes.claims import ALIVE, try_alone
-from anabranch.nodes.folders import BACKUPS, spilled
-from anabranch.nodes.workbench import Workbench
+from anabranch.nodes.folders import BACKUPS
+from anabranch.nodes.local import LocalNode
+from anabranch.nodes.requests import (
+    Capture,
+    CaptureFile,
+    Epoch,
+    Fetch,
+    Inspect,
+    Instance,
+    Make,
+    OperatorName,
+    Prefix,
+    Store,
+    TableName,
+)
+from anabranch.nodes.serving import make
 from anabranch.spark.task import CaptureOrder
+from anabranch.state import capture as captures
 from anabranch.state import checkpoint
-from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
+EPOCH = Epoch(1)
 ROWS = 16_000
 ALL = KeyGroups.all(16)
 
@@ -49,8 +63,31 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def read(file: str) -> Capture:
+def read(file: str) -> captures.Capture:
     return checkpoint.read(pa.py_buffer(Path(file).read_bytes()), name=file)
+
+
+def node_of(running: Running, tmp_path: Path) -> Node:
+    store = Files(str(tmp_path / "store")).open()
+    return LocalNode(running.root.path(), lambda request, deadline: store)
+
+
+def capture_of(running: Running) -> Capture:
+    return Capture(
+        epoch=EPOCH,
+        table=TableName("op@1/0"),
+        layout=running.layout,
+        operator=OperatorName("op"),
+        instance=Instance(0),
+        groups=ALL,
+        version=Version(0),
+        base=None,
+        fence=1,
+    )
+
+
+def fetch(node: Node, file: Path) -> bytes:
+    return node.ask(Fetch(file=CaptureFile(str(file))), Deadline(60)).to_pybytes()
 
 
 def test_the_copy_is_put_beside_the_tables(running: Running) -> None:
@@ -104,39 +141,52 @@ def test_a_batch_goes_on_without_its_checkpoint(running: Running, small_disk: Pa
 def test_a_capture_between_batches_has_the_same_ways(
     running: Running, small_disk: Path, tmp_path: Path
 ) -> None:
-    bench = Workbench(running.root.path(), Files(str(tmp_path / "store")).open())
+    node = node_of(running, tmp_path)
     fill(small_disk, leave=400_000)
-    file = bench.capture("op@1/0", running.layout, "op", 0, ALL, Version(0))
+    file = node.ask(capture_of(running), Deadline(60))
     assert Path(file).parent == spilled(running.root.path())
-    part = bench.store(file, "")
+    part = node.ask(Store(epoch=EPOCH, file=file, under=Prefix("")), Deadline(60))
     assert part.groups == ALL
     assert [file.name for file in files(spilled(running.root.path()))] == [OF]
     shutil.rmtree(spilled(running.root.path()))
     spilled(running.root.path()).write_text("in the way")
     with pytest.raises(StateFull, match="no room for a copy"):
-        bench.capture("op@1/0", running.layout, "op", 0, ALL, Version(0))
+        node.ask(capture_of(running), Deadline(60))
     assert files(running.root.path() / CAPTURES) == []
 
 
 def test_a_table_that_has_no_room_leaves_nothing(
     running: Running, small_disk: Path, tmp_path: Path
 ) -> None:
-    bench = Workbench(running.root.path(), Files(str(tmp_path / "store")).open())
-    part = bench.store(bench.capture("op@1/0", running.layout, "op", 0, ALL, Version(0)), "")
-    saved = OperatorManifest(CheckpointSchema.of(running.layout), (part,))
+    node = node_of(running, tmp_path)
+    file = node.ask(capture_of(running), Deadline(60))
+    part = node.ask(Store(epoch=EPOCH, file=file, under=Prefix("")), Deadline(60))
+
+    def make_table(table: str, *parts: Part) -> None:
+        request = Make(
+            epoch=EPOCH,
+            table=TableName(table),
+            layout=running.layout,
+            version=Version(0),
+            groups=ALL,
+            parts=parts,
+        )
+        node.ask(request, Deadline(60))
+
     before = sorted(files(small_disk))
     for leave in (0, 40_000, 400_000, 1_000_000):
         filler = fill(small_disk, leave)
         with pytest.raises(StateFull, match="bytes are free"):
-            bench.restore("op@2/0", running.layout, saved, ALL)
+            make_table("op@2/0", part)
         if leave < 10_000:
             with pytest.raises(StateFull, match="bytes are free"):
-                bench.create("op@3/0", running.layout, Version(0))
+                make_table("op@3/0")
         filler.unlink()
         assert sorted(files(small_disk)) == before
         assert not (running.table(0).parent.parent / "op@2" / ".0.restoring").exists()
-    bench.restore("op@2/0", running.layout, saved, ALL)
-    assert bench.usable("op@2/0", running.layout, Version(0))
+    make_table("op@2/0", part)
+    table = TableName("op@2/0")
+    assert node.ask(Inspect(layouts={table: running.layout}), Deadline(60))[table] == (0,)
 
 
 def test_an_agent_hands_out_captures_from_both_folders_and_no_other_file(
@@ -145,14 +195,14 @@ def test_an_agent_hands_out_captures_from_both_folders_and_no_other_file(
     monkeypatch.setenv(BACKUPS, str(tmp_path / "disk"))
     root = tmp_path / "state" / "node-1" / "0123456789ab"
     vault = Vault(tmp_path / "vault", 1 << 20)
-    actions = make({"root": str(root), "secret": Secret.new().to_hex()}, vault)
+    context = {"root": str(root), "secret": Secret.new().to_hex(), "host": "node-1"}
+    node = make(context, vault, Fence(tmp_path / "epoch"))
     assert try_alone(root / ALIVE) is None, "an agent holds the folder of its query"
     for number, folder in enumerate(capture_folders(root)):
         folder.mkdir(parents=True)
         file = folder / f"{number}.arrow"
         file.write_bytes(b"rows")
-        assert actions["offer"]({"file": str(file)}) == {"name": f"captures/{number}.arrow"}
-        assert not file.exists()
+        assert fetch(node, file) == b"rows"
     (tmp_path / "other").touch()
     with pytest.raises(Refused, match="no capture of this query"):
-        actions["offer"]({"file": str(spilled(root) / ".." / ".." / ".." / "other")})
+        fetch(node, spilled(root) / ".." / ".." / ".." / "other")

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from anabranch import boot
 from anabranch.backup.files import Files
 from anabranch.errors import StateMissing
-from anabranch.nodes.workbench import Workbench
+from anabranch.nodes.local import LocalNode
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import Inspect, TableName
 from anabranch.state import schema
 from anabranch.state.files import HEADER_BYTES, PAGE
 from anabranch.state.hashing import hash_keys
@@ -104,15 +106,16 @@ def crashed(home: Path, history: list[Batch], flushed: int, random: Random) -> t
 def test_no_table_of_before_a_crash_is_used(history: list[Batch], flushed: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as home:
         folder, _ = crashed(Path(home), history, flushed, Random(seed))
-        bench = Workbench(Path(home), Files(home).open())
+        store, table = Files(home).open(), TableName("op@0/0")
+        node = LocalNode(Path(home), lambda request, deadline: store)
         with (
             mock.patch.object(boot, "boot_id", return_value=OTHER_BOOT),
-            mock.patch.object(Workbench, "path", return_value=folder),
+            mock.patch.object(LocalNode, "path", return_value=folder),
+            mock.patch.object(LocalNode, "_tables", return_value=[table]),
         ):
             with pytest.raises(StateMissing):
                 StateTable.open(folder, LAYOUT)
-            for version in range(-1, len(history)):
-                assert not bench.usable("table", LAYOUT, Version(version))
+            assert node.ask(Inspect(layouts={table: LAYOUT}), Deadline(60)) == {table: ()}
 
 
 def test_without_the_boot_a_wrong_sum_would_come_out(tmp_path: Path) -> None:

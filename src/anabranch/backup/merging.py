@@ -1,4 +1,4 @@
-"""Merging stored files, in a process of its own where that is better.
+"""Merging parts, in a process of its own where that is better.
 
 To merge takes seconds of work on arrays as large as the state. In the driver it would hold the
 interpreter's lock, which batches need too, and hold it longer the lower its priority is.
@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest, Part
@@ -23,15 +24,19 @@ from anabranch.state.partition import merge
 _LOOK_EVERY = 0.1
 
 
-def merged(store: BackupStore, saved: OperatorManifest, under: str) -> Part:
-    """Merge a chain of stored files into one full file, and store that."""
-    return back_up(store, merge(retrieve(store, saved)), under=under)
+def merge_parts(store: BackupStore, chain: OperatorManifest, under: str) -> Part:
+    """Merge the parts of a chain into one, and store that under a prefix."""
+    return back_up(store, merge(retrieve(store, chain)), under=under)
 
 
-def merged_apart(
-    files: Files, saved: OperatorManifest, under: str, stopped: threading.Event
+def merge_parts_in_process(
+    files: Files, chain: OperatorManifest, under: str, given_up: Callable[[float], bool]
 ) -> Part:
-    """The same, in another process, which ends early once ``stopped`` is set."""
+    """The same, in another process.
+
+    ``given_up`` waits for so many seconds, and says whether nobody wants the result any more: then
+    the process ends, and CheckpointError is raised.
+    """
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     # A session of its own, as sessions share the processor: see process_gives_way.
     with subprocess.Popen(
@@ -41,12 +46,12 @@ def merged_apart(
         assert process.stdout is not None
         try:
             # The pipe stays open: when this process is gone, that one reads its end.
-            pickle.dump((files, saved, under), process.stdin)
+            pickle.dump((files, chain, under), process.stdin)
             process.stdin.flush()
             while process.poll() is None:
-                if stopped.wait(_LOOK_EVERY):
+                if given_up(_LOOK_EVERY):
                     raise CheckpointError(
-                        f"merging the files of version {_newest(saved)} was stopped"
+                        f"merging the parts of version {_newest(chain)} was given up"
                     )
         except BrokenPipeError:
             process.wait()
@@ -55,7 +60,7 @@ def merged_apart(
         answer = process.stdout.read()
     if process.returncode != 0 or not answer:
         raise CheckpointError(
-            f"the process that merged the files of version {_newest(saved)} ended with code "
+            f"the process that merged the parts of version {_newest(chain)} ended with code "
             f"{process.returncode}; what it said is in the error output of this one"
         )
     found = pickle.loads(answer)
@@ -64,8 +69,8 @@ def merged_apart(
     return Part.from_json(found)
 
 
-def _newest(saved: OperatorManifest) -> int:
-    return max(part.version for part in saved.parts)
+def _newest(chain: OperatorManifest) -> int:
+    return max(part.version for part in chain.parts)
 
 
 def _end_with_parent() -> None:
@@ -80,11 +85,11 @@ def main() -> None:
     process_gives_way(lowest=True)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    files, saved, under = pickle.load(sys.stdin.buffer)
+    files, chain, under = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     found: object
     try:
-        found = merged(files.open(), saved, under).to_json()
+        found = merge_parts(files.open(), chain, under).to_json()
     except Exception as error:
         found = error
     with answers:

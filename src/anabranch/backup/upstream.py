@@ -24,8 +24,7 @@ class Upstream:
     """The most that one node keeps for others, such as ``"64 GiB"``. None: what its disk has free,
     less a reserve of a twentieth of the disk."""
     timeout: Duration = "30 seconds"
-    """How long a node may be silent, or a transfer stand still, before it counts as failed. How
-    long a transfer takes in all has no limit."""
+    """How long a node may be silent, or a transfer stand still, before it counts as failed."""
 
     def __post_init__(self) -> None:
         if self.capacity is not None:

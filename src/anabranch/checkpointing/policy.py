@@ -38,6 +38,11 @@ class Checkpointing(Protocol):
         """How many checkpoints to keep."""
         ...
 
+    @property
+    def backs_up(self) -> bool:
+        """Whether state is to outlive its node: what lost its backup is checkpointed again."""
+        ...
+
 
 @dataclass(frozen=True)
 class Periodic:
@@ -76,6 +81,11 @@ class Periodic:
         """Only incremental checkpoints need it."""
         return self.incremental
 
+    @property
+    def backs_up(self) -> bool:
+        """That is what it is for."""
+        return True
+
 
 @dataclass(frozen=True)
 class Never:
@@ -112,3 +122,8 @@ class Never:
     def retain(self) -> int:
         """What an earlier run with another policy left is kept."""
         return 1
+
+    @property
+    def backs_up(self) -> bool:
+        """There are no backups."""
+        return False

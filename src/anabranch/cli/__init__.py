@@ -1,3 +1,3 @@
-"""The command line: ``anabranch demo``, ``anabranch state``, ``anabranch bench``."""
+"""The command line: ``anabranch demo``, ``anabranch state``, and what other packages add."""
 
 from anabranch.cli.app import main as main

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Any
 
 import click
 
-from anabranch.cli.bench import bench
 from anabranch.cli.clean import clean
 from anabranch.cli.cluster import cluster
 from anabranch.cli.demo import demo
-from anabranch.cli.report import report
 from anabranch.cli.state import state
 from anabranch.errors import AnabranchError
 
+_ADDED = "anabranch.commands"
+"""The entry points with which other packages add commands."""
+_BENCHMARKS = ("bench", "report")
 
-class _OneLineErrors(click.Group):
-    """An error of ours is one line and exit status 1; a traceback is only for bugs."""
+
+class _Commands(click.Group):
+    """Our commands and those of other packages.
+
+    An error of ours is one line and exit status 1; a traceback is only for bugs.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=_ADDED).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        for added in entry_points(group=_ADDED, name=cmd_name):
+            command: click.Command = added.load()
+            return command
+        if cmd_name in _BENCHMARKS:
+            raise AnabranchError(
+                "the benchmarks are in another package: pip install anabranch-bench"
+            )
+        return None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -32,7 +52,7 @@ class _Failed(click.ClickException):
         click.echo(f"error: {self.message}", err=True, file=file)
 
 
-@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("anabranch"), prog_name="anabranch", message="%(prog)s %(version)s")
 def main() -> None:
     """Elastic, fault-tolerant, vectorised keyed state for PySpark Structured Streaming."""
@@ -40,7 +60,5 @@ def main() -> None:
 
 main.add_command(demo)
 main.add_command(state)
-main.add_command(bench)
 main.add_command(cluster)
-main.add_command(report)
 main.add_command(clean)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anabranch.cluster.processes import MARK
 from anabranch.errors import ClusterFailed, PlanError
-from anabranch.nodes.root import BACKUPS
+from anabranch.nodes.folders import BACKUPS
 
 MASTER_HOST = "127.0.0.1"
 LEAST_MEMORY = 450

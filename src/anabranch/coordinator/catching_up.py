@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.manifests import Part
 from anabranch.coordinator.replay import Replay
 from anabranch.coordinator.routers import router_of
 from anabranch.coordinator.tables import Tables
@@ -38,9 +38,9 @@ class Newcomers:
     routing: Routing
     tables: Tables
 
-    def restore(self, saved: OperatorManifest) -> None:
+    def make(self, version: Version, parts: tuple[Part, ...]) -> None:
         """Make all of them from a checkpoint."""
-        self.tables.restore(self.node.name, self.routing, saved)
+        self.tables.make(self.node.name, self.routing, version, parts)
 
     def replay(self, at: Version, upto: Version, instances: Sequence[int] | None = None) -> None:
         """Run batches on all or some of them, from what was sent to the old ones."""
@@ -124,7 +124,8 @@ class ByChanges:
             return
         if running.checkpoints.base != self._at:
             raise StateMissing(f"what changed in {name!r} since version {self._at} is not known")
-        files = running.tables.capture(name, self._before, now, self._at)
+        fence = running.next_fence()
+        files = running.tables.capture(name, self._before, now, fence, self._at)
         self._advance(running.tables.store_all(name, files))
         self._at = now
 
@@ -148,17 +149,15 @@ class ByChanges:
         saved = manifest.operators[self._new.node.name]
         changes = [part for part in saved.parts if part.version > self._at]
         if any(part.base is None for part in changes):
-            self._new.restore(saved)
+            self._new.make(stored, saved.parts)
         else:
             self._advance(changes)
         self._at = stored
 
     def _advance(self, changes: Sequence[Part]) -> None:
-        running, name = self._new.coordinator.running, self._new.node.name
-        schema = running.checkpoints.schemas[name]
-        saved = OperatorManifest(schema, tuple(changes))
-        fence = running.next_fence()
-        self._new.tables.advance(name, self._new.routing, saved, self._at, fence)
+        fence = self._new.coordinator.running.next_fence()
+        name, routing = self._new.node.name, self._new.routing
+        self._new.tables.advance(name, routing, tuple(changes), self._at, fence)
 
 
 def way_to_catch_up(new: Newcomers, at: Version, checkpoint: Callable[[], Version]) -> CatchUp:

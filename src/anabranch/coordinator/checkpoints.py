@@ -252,7 +252,7 @@ class Checkpoints:
     def _merge(
         self, operator: str, instance: int, saved: OperatorManifest, stopped: threading.Event
     ) -> Part:
-        part = self._again(lambda: self._tables.shorten(operator, instance, saved, stopped))
+        part = self._again(lambda: self._tables.merge(operator, instance, saved, stopped))
         self._strays.add(part.name)
         return part
 

@@ -16,10 +16,11 @@ from pyspark.sql import SparkSession
 
 from anabranch.backup.store import BackupStore
 from anabranch.backup.upstream import Upstream
-from anabranch.errors import DidNotHappen, QueryFailed, StoreError
-from anabranch.nodes.client import NodeStore
-from anabranch.nodes.remote import RemoteBench
-from anabranch.nodes.root import StateRoot
+from anabranch.errors import AnabranchError, DidNotHappen, QueryFailed, StoreError
+from anabranch.nodes.folders import StateRoot
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.remote import NodeStore, RemoteNode
+from anabranch.nodes.requests import Epoch, Ping, Stop
 from anabranch.nodes.starting import start_agent
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.nodes.tls import Tls
@@ -28,6 +29,8 @@ from anabranch.spark.pinning import one_task_each
 
 _log = logging.getLogger("anabranch")
 _PING_SECONDS = 3.0
+_STORE_SECONDS = 60.0
+"""The driver itself only lists and deletes what nodes keep."""
 _TRUSTED_SECONDS = 2.0
 """Who has just answered is not asked again: what it is wanted for would fail, and be retried."""
 _TRIES = 3
@@ -38,15 +41,17 @@ class Cluster:
     """One agent on every node that the query uses, started when it is first needed.
 
     An agent that has died alone is started again; one whose executor is gone is gone with it.
-    ``files`` is the place of the backups, or None if the nodes keep them for each other.
-    ``upstream`` says how much they keep, and how long they are waited for. With ``keep`` the state
-    of a dead query stays on its nodes, because it is nowhere else.
+    ``epoch`` is the number of this run of the query. ``files`` is the place of the backups, or None
+    if the nodes keep them for each other. ``upstream`` says how much they keep, and how long they
+    are waited for. With ``keep`` the state of a dead query stays on its nodes, because it is
+    nowhere else.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         root: StateRoot,
+        epoch: int,
         files: str | None,
         secret: Secret,
         tls: Tls | None = None,
@@ -56,6 +61,7 @@ class Cluster:
     ) -> None:
         self._spark = spark
         self._root = root
+        self._epoch = Epoch(epoch)
         self._files = files
         self._secret = secret
         self._signer = Signer(secret)
@@ -63,7 +69,7 @@ class Cluster:
         self._upstream = upstream
         self._keep = keep
         self._trusted = None if tls is None else tls.trusted()
-        self._agents: dict[str, NodeStore] = {}
+        self._agents: dict[str, RemoteNode] = {}
         self._answered: dict[str, float] = {}
         self._starting = threading.RLock()
 
@@ -79,9 +85,13 @@ class Cluster:
         """Ask the cluster manager for so many nodes in all; whether it takes such requests."""
         return request_nodes(self._spark, total)
 
-    def bench(self, host: str) -> RemoteBench:
-        """The workbench of a node."""
-        return RemoteBench(self._agent(host), self.addresses)
+    def node(self, host: str) -> RemoteNode:
+        """The node of a host, with an agent that answers."""
+        self.prepare([host])
+        agent = self._agents.get(host)
+        if agent is None:
+            raise DidNotHappen(f"node {host} was lost while it was asked")
+        return agent
 
     def addresses(self) -> Mapping[str, str]:
         """Where the agents are that have been started, by host."""
@@ -91,7 +101,12 @@ class Cluster:
         """The backups at each node that is alive."""
         alive = self.alive()
         self.prepare(sorted(alive))
-        return {host: agent for host, agent in dict(self._agents).items() if host in alive}
+        deadline = partial(Deadline, _STORE_SECONDS)
+        return {
+            host: NodeStore(agent, self._epoch, deadline)
+            for host, agent in dict(self._agents).items()
+            if host in alive
+        }
 
     def prepare(self, hosts: Sequence[str]) -> None:
         """Have an agent on each of these nodes."""
@@ -122,14 +137,10 @@ class Cluster:
         """End all agents."""
         for host, agent in list(self._agents.items()):
             try:
-                agent.call("stop")
-            except StoreError as error:
+                agent.ask(Stop(epoch=self._epoch), Deadline(_PING_SECONDS))
+            except AnabranchError as error:
                 _log.info("the agent of %s could not be told to stop: %s", host, error)
             self.forget(host)
-
-    def _agent(self, host: str) -> NodeStore:
-        self.prepare([host])
-        return self._agents[host]
 
     def _answers(self, host: str) -> bool:
         agent = self._agents.get(host)
@@ -138,8 +149,7 @@ class Cluster:
         if time.monotonic() - self._answered.get(host, -_TRUSTED_SECONDS) < _TRUSTED_SECONDS:
             return True
         try:
-            with self._node(agent.address, _PING_SECONDS) as asked:
-                asked.call("ping")
+            agent.ask(Ping(), Deadline(_PING_SECONDS))
         except StoreError:
             self.forget(host)
             return False
@@ -158,10 +168,12 @@ class Cluster:
         rows = one_task_each(self._spark, hosts).mapInArrow(run, _ANSWER).collect()
         for host, address in rows:
             if address is not None:
-                self._agents[host] = self._node(address, self._upstream.timeout_seconds)
-
-    def _node(self, address: str, timeout: float) -> NodeStore:
-        return NodeStore(address, self._signer, timeout=timeout, tls_root=self._trusted)
+                self._agents[host] = RemoteNode(
+                    address,
+                    self._signer,
+                    silence=self._upstream.timeout_seconds,
+                    tls_root=self._trusted,
+                )
 
 
 def _start_here(
@@ -190,8 +202,13 @@ def _start_here(
                 limit=upstream.capacity_bytes,
                 transfer_timeout=upstream.timeout_seconds,
                 watch_pid=here.pid,
-                actions="anabranch.nodes.actions:make",
-                context={**work, **trusted, "root": str(root.path(here.host))},
+                node="anabranch.nodes.serving:make",
+                context={
+                    **work,
+                    **trusted,
+                    "root": str(root.path(here.host)),
+                    "host": wanted,
+                },
                 # On a disk: a log is of no use to state, and would take memory from it.
                 log=root.backups(wanted) / "agent.log",
                 tls_cert=None if tls is None else Path(tls.certificate),

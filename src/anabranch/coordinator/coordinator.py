@@ -29,7 +29,7 @@ from anabranch.coordinator.sentinel import watching
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import AnabranchError, QueryFailed, Reshaped, StateMissing, StoreError
 from anabranch.movement.policy import FromCheckpoint
-from anabranch.nodes.root import StateRoot
+from anabranch.nodes.folders import StateRoot
 from anabranch.placement.even import Even
 from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
@@ -99,6 +99,14 @@ class Running:
             now = max((of.epoch for of in self.routing.values()), default=0)
             self._newest_epoch = max(self._newest_epoch, now, routing.epoch) + 1
             return replace(routing, epoch=self._newest_epoch)
+
+
+class Unreported(QueryFailed):
+    """An instance did not report on a batch: another attempt has to run it once more.
+
+    A task can fail after Spark has kept the rows of an operator that it ran. What it reported is
+    lost with it, and the next task finds the rows and does not run the operator again.
+    """
 
 
 class Coordinator:
@@ -248,7 +256,11 @@ class Coordinator:
                     attempt -= 1  # not the fault of a worker
                     continue
                 suspicious = isinstance(translated(error), StateMissing)
-                curable = lost_worker(error) or self._recovery.can_cure(error)
+                curable = (
+                    lost_worker(error)
+                    or isinstance(error, Unreported)
+                    or self._recovery.can_cure(error)
+                )
                 if self.stopping or attempt == _ATTEMPTS or not curable:
                     raise
                 _log.warning(
@@ -305,7 +317,9 @@ class Coordinator:
     def _captured(self) -> Taken:
         running = self.running
         commit = running.committed
-        return Taken(commit, running.tables.capture_all(running.routing, commit.version))
+        fence = running.next_fence()
+        files = running.tables.capture_all(running.routing, commit.version, fence)
+        return Taken(commit, files)
 
     def restarted(self) -> None:
         """All tables are at the last committed version again."""
@@ -407,7 +421,7 @@ class Coordinator:
         frames.finish(missing)
         reports |= self._reports.take(version)
         for node in self._missing(reports):
-            raise QueryFailed(
+            raise Unreported(
                 f"operator {node.name!r}: not all of its instances reported on batch {version}"
             )
         return reports

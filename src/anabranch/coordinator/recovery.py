@@ -183,10 +183,11 @@ class Recovery:
         for name, instances in lost.items():
             routing = running.routing[name]
             if manifest is None:
-                running.tables.create(name, routing, instances, start)
+                running.tables.make(name, routing, start, instances=instances)
                 continue
             try:
-                running.tables.restore(name, routing, manifest.operators[name], instances)
+                parts = manifest.operators[name].parts
+                running.tables.make(name, routing, start, parts, instances)
             except CheckpointError as error:
                 raise StateMissing(f"the backup of {name!r} is lost as well: {error}") from error
         return start

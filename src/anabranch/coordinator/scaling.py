@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anabranch.coordinator.catching_up import Newcomers, way_to_catch_up
 from anabranch.coordinator.tables import HERE, Tables
-from anabranch.errors import QueryFailed, StateMissing, StoreError
+from anabranch.errors import AnabranchError, QueryFailed, StateMissing
 from anabranch.state.groups import Routing
 from anabranch.units import NO_VERSION, Version
 
@@ -117,11 +117,13 @@ class Scaling:
         with coordinator.turn:
             hosts = running.tables.placement | {operator: (HERE,) * after.instances}
             if running.committed.version >= 0:
-                running.tables.rescale(operator, before, after, running.committed.version)
+                version, fence = running.committed.version, running.next_fence()
+                running.tables.rescale(operator, before, after, version, fence)
             else:
                 running.tables.placement = hosts
-                running.tables.create(operator, after)
+                running.tables.make(operator, after, NO_VERSION)
             self._switch(operator, after, running.tables.placed(hosts))
+            running.tables.drop(operator, before, {HERE})
 
     def _on_nodes(
         self, operator: str, after: Routing, hosts: Sequence[str] | None = None
@@ -136,7 +138,20 @@ class Scaling:
         clock.step("checkpoint_seconds")
         (node,) = [n for n in running.bounds if n.name == operator]
         new = Newcomers(coordinator, node, after, self._placed(operator, after, hosts))
-        new.restore(running.checkpoints.manifests.get(start).operators[operator])
+        try:
+            self._bring_up(new, before, start, clock)
+        except BaseException:
+            if running.routing[operator] != after:
+                self._drop(operator, after, set(new.tables.placement[operator]))
+            raise
+        self._drop(operator, before, running.cluster.alive())
+        return clock.steps | {"batches": running.committed.version - start}
+
+    def _bring_up(self, new: Newcomers, before: Routing, start: Version, clock: _Steps) -> None:
+        """Make new instances from a checkpoint, let them catch up, and send rows to them."""
+        coordinator, operator = self._coordinator, new.node.name
+        running = coordinator.running
+        new.make(start, running.checkpoints.manifests.get(start).operators[operator].parts)
         clock.step("restore_seconds")
         way = way_to_catch_up(new, start, self._checkpoint)
         way.follow()
@@ -148,13 +163,15 @@ class Scaling:
             if running.routing[operator] != before:
                 raise StateMissing(f"{operator!r} was divided in another way by a recovery")
             way.finish()
-            self._switch(operator, after, new.tables)
+            self._switch(operator, new.routing, new.tables)
             clock.step("pause")
+
+    def _drop(self, operator: str, routing: Routing, hosts: Collection[str]) -> None:
+        """Remove tables that nothing uses; a node that has just gone took its own along."""
         try:
-            running.tables.keep_only(running.routing, running.cluster.alive())
-        except StoreError as error:  # it is done; a node that has just gone took its tables along
-            _log.info("tables of %r as it was divided before were not removed: %s", operator, error)
-        return clock.steps | {"batches": running.committed.version - start}
+            self._coordinator.running.tables.drop(operator, routing, hosts)
+        except AnabranchError as error:
+            _log.info("Tables of %s@%s were not all removed: %s", operator, routing.epoch, error)
 
     def _checkpoint(self) -> Version:
         """A checkpoint of now; buffers after it are kept."""

@@ -40,12 +40,12 @@ from anabranch.errors import (
     StoreError,
 )
 from anabranch.movement.policy import FromCheckpoint
-from anabranch.nodes.folders import state_folder
-from anabranch.nodes.root import StateRoot
+from anabranch.nodes.claims import Claim
+from anabranch.nodes.folders import StateRoot, state_folder
+from anabranch.nodes.local import LocalNode
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
-from anabranch.nodes.workbench import Workbench
 from anabranch.placement.even import Even
 from anabranch.places import absolute, resolve
 from anabranch.places import is_local as is_on_disk
@@ -56,11 +56,12 @@ from anabranch.spark.nodes import is_local
 from anabranch.spark.sinks.sink import Replaceable
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
-from anabranch.units import Version
+from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
 _NODES_SECONDS = 60.0
 _HOLDERS_SECONDS = 30.0
+_RECOVER_SECONDS = 180.0
 _LOOK_SECONDS = 0.5
 _OWN = frozenset({"commits", "events", "manifests", "parts", "spark"})
 """The folders that a query has in its checkpoint folder."""
@@ -173,9 +174,10 @@ def assemble(
 ) -> tuple[Running, DriverLock]:
     """Take the query over from whoever ran it last, and note that a new run has begun."""
     root = StateRoot(before.query, place.state)
+    now = replace(before, run=before.run + 1, backup=_elsewhere(place))
     keeps = isinstance(policy, Never)
     # Before anything else: a sweep of another query must know that this one lives.
-    claim = root.claim() if is_local(spark) else None
+    claim = Claim.of(root) if is_local(spark) else None
     try:
         lock = DriverLock(place.lock or root.path(), claim)
     except BaseException:
@@ -185,18 +187,19 @@ def assemble(
     cluster: Cluster | None = None
     try:
         if claim is not None:
-            tables, parts = _on_one_machine(place, bounds, root, before, routing)
+            tables, parts = _on_one_machine(place, bounds, root, now, routing)
             claim.mark_kept(keeps)
             sweep(state_folder(place.state), spare=[before.query])
         else:
             upstream = place.backup if isinstance(place.backup, Upstream) else Upstream()
             secret = Secret.new()
-            cluster = Cluster(spark, root, _files(place), secret, place.tls, upstream, keep=keeps)
-            tables, parts = _on_nodes(place, plan, bounds, cluster, placing, before, routing)
+            cluster = Cluster(
+                spark, root, now.run, _files(place), secret, place.tls, upstream, keep=keeps
+            )
+            tables, parts = _on_nodes(place, plan, bounds, cluster, placing, now, routing)
     except BaseException:
         lock.release()
         raise
-    now = replace(before, run=before.run + 1, backup=_elsewhere(place))
     identity.save(place.store, now)
     schemas = {bound.name: CheckpointSchema.of(bound.layout) for bound in bounds.values()}
     events = Events(place.log, now.run)
@@ -256,7 +259,7 @@ def _on_one_machine(
     place: Place,
     bounds: Mapping[Stateful, Bound],
     root: StateRoot,
-    before: Identity,
+    now: Identity,
     routing: Mapping[str, Routing],
 ) -> tuple[Tables, BackupStore]:
     if isinstance(place.backup, Upstream):
@@ -268,12 +271,12 @@ def _on_one_machine(
         raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
     store = place.backup.open()
     files = place.backup if isinstance(place.backup, Files) else None
-    bench = Workbench(root.path(), store, files)
+    node = LocalNode(root.path(), lambda request, deadline: store, files)
     hosts = {
-        name: (HERE,) * max(of.instances, before.routing[name].instances)
+        name: (HERE,) * max(of.instances, now.routing[name].instances)
         for name, of in routing.items()
     }
-    return Tables(before.query, bounds.values(), lambda host: bench, hosts), store
+    return Tables(now.query, now.run, bounds.values(), lambda host: node, hosts), store
 
 
 def _on_nodes(
@@ -282,20 +285,29 @@ def _on_nodes(
     bounds: Mapping[Stateful, Bound],
     cluster: Cluster,
     placing: Even,
-    before: Identity,
+    now: Identity,
     routing: Mapping[str, Routing],
 ) -> tuple[Tables, BackupStore]:
     instances = {name: of.instances for name, of in routing.items()}
     alive = _wait_for_nodes(cluster)
-    placed = placing.place(instances, alive, before.placement)
+    placed = placing.place(instances, alive, now.placement)
     if not isinstance(place.backup, Upstream):
-        return Tables(before.query, bounds.values(), cluster.bench, placed), place.backup.open()
+        tables = Tables(now.query, now.run, bounds.values(), cluster.node, placed)
+        return tables, place.backup.open()
 
     def keeper(operator: str, instance: int) -> str:
         own = tables.placement[operator][instance]
         return holder(operator, instance, own, upstream_hosts(plan, operator, tables, cluster))
 
-    tables = Tables(before.query, bounds.values(), cluster.bench, placed, keeper)
+    tables = Tables(
+        now.query,
+        now.run,
+        bounds.values(),
+        cluster.node,
+        placed,
+        keeper,
+        cluster.addresses,
+    )
     return tables, PeerStore(cluster.stores)
 
 
@@ -334,8 +346,21 @@ def _wait_for_nodes(cluster: Cluster) -> frozenset[str]:
 def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Rewind | None:
     """Bring the tables to the last committed version, or as near as the newest checkpoint is.
 
-    Returns what then has to be run again, if anything.
+    Returns what then has to be run again, if anything. Where a node goes meanwhile it is begun
+    again, on those that are left.
     """
+    deadline = time.monotonic() + _RECOVER_SECONDS
+    while True:
+        try:
+            return _recover(place, running, before)
+        except StoreError as error:
+            if running.cluster is None or time.monotonic() > deadline:
+                raise
+            _log.warning("A node was lost while the query started; beginning again: %s", error)
+            time.sleep(_LOOK_SECONDS)
+
+
+def _recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Rewind | None:
     begun = rewind.pending(place.store)
     if not running.trusted:
         return _recover_after_power_failure(place, running, before, begun)
@@ -357,7 +382,8 @@ def recover(place: Place, running: Running, before: Mapping[str, Routing]) -> Re
     if in_place and target >= 0 and running.tables.usable(before, target):
         for name, routing in running.routing.items():
             if routing != before[name]:
-                running.tables.rescale(name, before[name], routing, target)
+                fence = running.next_fence()
+                running.tables.rescale(name, before[name], routing, target, fence)
         running.committed = committed
         newest = manifests.latest(upto=target)
         running.checkpoints.reset(NOTHING.version if newest is None else newest.version, None)
@@ -442,7 +468,7 @@ def _restored(running: Running, target: Version | None) -> Manifest | None:
             _log.warning("The checkpoint of version %s is not whole: %s", version, error)
             running.events.add("checkpoint damaged", version=version, reason=str(error)[:500])
     for name, routing in running.routing.items():
-        running.tables.create(name, routing)
+        running.tables.make(name, routing, NO_VERSION)
     return None
 
 
@@ -454,7 +480,8 @@ def _restore(running: Running, manifest: Manifest, deadline: float) -> None:
                 # Only nodes whose agents run can be asked for what they keep.
                 running.cluster.prepare(sorted(running.cluster.alive()))
             for name, routing in running.routing.items():
-                running.tables.restore(name, routing, manifest.operators[name])
+                parts = manifest.operators[name].parts
+                running.tables.make(name, routing, manifest.version, parts)
             return
         except (CheckpointNotFound, StoreError) as error:
             if running.cluster is None:
@@ -478,7 +505,7 @@ def settle(place: Place, running: Running) -> None:
     running.trusted = True
     running.remember()
     alive = () if running.cluster is None else running.cluster.alive()
-    running.tables.keep_only(running.routing, alive)
+    running.tables.drop_others(running.routing, alive)
     own = "" if isinstance(place.backup, Upstream) else f"{running.query}/"
     try:
         running.checkpoints.manifests.sweep(own)

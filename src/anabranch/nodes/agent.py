@@ -25,8 +25,10 @@ from typing import Any
 
 from anabranch.errors import PlanError, StateLocked
 from anabranch.nodes.chunks import TIMEOUT
+from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.log import Trimmed, trim
-from anabranch.nodes.server import Agent, Handler
+from anabranch.nodes.node import Node
+from anabranch.nodes.server import Agent
 from anabranch.nodes.starting import ADDRESS, join
 from anabranch.nodes.tickets import Secret, Verifier
 from anabranch.nodes.tls import server_context
@@ -55,7 +57,7 @@ class Config:
     log: str | None = None
     timeout: float = TIMEOUT
     watch_pid: int | None = None
-    actions: str | None = None
+    node: str | None = None
     context: dict[str, Any] = field(default_factory=dict, repr=False)
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -82,12 +84,12 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         # Parts on their way are kept beside the backups: elsewhere may be memory.
         tempfile.tempdir = str(_emptied(folder / _SCRATCH))
         vault = Vault(folder / _BACKUPS, config.limit)
-        agent = _listen(config, vault, done)
+        agent = _listen(config, vault, Fence(folder / EPOCH), done)
         _log.info("serving %r at %s port %d", vault, config.host, agent.port)
         address = folder / ADDRESS
         record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
         answer({"port": agent.port, "pid": os.getpid()})
-        if config.actions is not None:
+        if config.node is not None:
             # Loading kernels takes seconds; the first table must not wait for it.
             threading.Thread(target=_warm, name="warm", daemon=True).start()
         while not done.wait(_LOOK_AT_LOG):
@@ -112,8 +114,8 @@ def _warm() -> None:
     warm()
 
 
-def _listen(config: Config, vault: Vault, done: threading.Event) -> Agent:
-    actions = load_actions(config.actions, config.context, vault)
+def _listen(config: Config, vault: Vault, fence: Fence, done: threading.Event) -> Agent:
+    node = load_node(config.node, config.context, vault, fence)
     verifier = Verifier(Secret.from_hex(config.secret))
     tls = None
     if config.tls_cert is not None and config.tls_key is not None:
@@ -123,8 +125,9 @@ def _listen(config: Config, vault: Vault, done: threading.Event) -> Agent:
             config.host,
             config.port,
             vault,
+            fence,
             verifier,
-            actions,
+            node,
             tls=tls,
             timeout=config.timeout,
             stopping=done,
@@ -156,16 +159,18 @@ def watch(pid: int, done: threading.Event) -> None:
     threading.Thread(target=wait, name="watch", daemon=True).start()
 
 
-def load_actions(path: str | None, context: dict[str, Any], vault: Vault) -> Mapping[str, Handler]:
-    """The actions that the function at ``module:attribute`` makes."""
+def load_node(
+    path: str | None, context: Mapping[str, Any], vault: Vault, fence: Fence
+) -> Node | None:
+    """The node that the function at ``module:attribute`` makes."""
     if path is None:
-        return {}
+        return None
     module, colon, attribute = path.partition(":")
     if not colon:
-        raise PlanError(f"actions={path!r}: give a function as module:attribute")
+        raise PlanError(f"node={path!r}: give a function as module:attribute")
     make = getattr(importlib.import_module(module), attribute)
-    actions: Mapping[str, Handler] = make(context, vault)
-    return actions
+    node: Node = make(context, vault, fence)
+    return node
 
 
 def record(path: Path, value: dict[str, Any]) -> None:

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.errors import PlanError, StateFull
-from anabranch.nodes.folders import backup_folder, make_own, spilled
+from anabranch.errors import PlanError, Refused, StateFull
+from anabranch.nodes.folders import backup_folder, make_own
 from anabranch.private import private_folder
 from anabranch.state.capture import Capture
 from anabranch.state.checkpoint import save
 
 CAPTURES = "captures"
+SPILLED = "captures"
 OF = ".of"
 """A file beside captures on a disk: the folder of the state that they are of."""
+
+
+def spilled(root: Path) -> Path:
+    """The folder, on a disk, for captures that have no room in the folder of a query's state."""
+    return backup_folder() / SPILLED / root.parent.name / root.name
 
 
 def capture_folders(root: Path) -> tuple[Path, Path]:
     """Where the captures of a query's state are: beside the tables, or on a disk."""
     return root / CAPTURES, spilled(root)
+
+
+def own_capture(root: Path, file: str) -> Path:
+    """The path of a capture of a query's state; Refused if it is any other file."""
+    folders = capture_folders(root)
+    for folder in folders if "\0" not in file else ():
+        path = folder / Path(file).name
+        # A link may lead anywhere.
+        if file == str(path) and path.resolve() == folder.resolve() / path.name:
+            return path
+    raise Refused(
+        f"{file!r:.100} is no capture of this query, which are in {' or '.join(map(str, folders))}"
+    )
 
 
 def write_capture(taken: Capture, root: Path, name: str) -> Path:

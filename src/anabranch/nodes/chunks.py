@@ -7,9 +7,8 @@ must go on.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
@@ -19,6 +18,16 @@ TIMEOUT = 30.0
 """For how many seconds a transfer may stand still, unless another time is given."""
 CHUNK = 1 << 20
 CHECKSUM_BYTES = 8
+
+
+class Pipe(Protocol):
+    """What a block goes through: a socket, or something that waits for one."""
+
+    def send(self, data: memoryview, /) -> int:
+        """Send some of these bytes; how many."""
+
+    def recv_into(self, view: memoryview, /) -> int:
+        """Take what has come, up to the size of ``view``; how many, 0 at the end."""
 
 
 def checksum_of(data: bytes | memoryview) -> str:
@@ -32,7 +41,7 @@ def flat(data: Any) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def send(sock: socket.socket, data: bytes | memoryview) -> None:
+def send(sock: Pipe, data: bytes | memoryview) -> None:
     """Send all of these bytes. Unlike ``sendall``, it may take any time in all."""
     view = flat(data)
     sent = 0
@@ -40,7 +49,7 @@ def send(sock: socket.socket, data: bytes | memoryview) -> None:
         sent += sock.send(view[sent : sent + CHUNK])
 
 
-def send_file(sock: socket.socket, descriptor: int, size: int) -> None:
+def send_file(sock: Pipe, descriptor: int, size: int) -> None:
     """Send the first bytes of a file, and then their checksum."""
     hashed = xxhash.xxh3_64()
     chunk = memoryview(bytearray(min(CHUNK, size)))
@@ -55,7 +64,17 @@ def send_file(sock: socket.socket, descriptor: int, size: int) -> None:
     send(sock, hashed.digest())
 
 
-def receive(sock: socket.socket, size: int, take: Callable[[memoryview], None], what: str) -> str:
+def send_buffer(sock: Pipe, data: Any) -> None:
+    """Send bytes, and then their checksum."""
+    hashed = xxhash.xxh3_64()
+    view = flat(data)
+    for start in range(0, len(view), CHUNK):
+        hashed.update(view[start : start + CHUNK])
+        send(sock, view[start : start + CHUNK])
+    send(sock, hashed.digest())
+
+
+def receive(sock: Pipe, size: int, take: Callable[[memoryview], None], what: str) -> str:
     """Hand exactly so many bytes to ``take`` as they come; their checksum.
 
     DidNotHappen, headed by ``what`` is being done, if they stop coming.
@@ -71,7 +90,7 @@ def receive(sock: socket.socket, size: int, take: Callable[[memoryview], None], 
     return hashed.hexdigest()
 
 
-def receive_into(sock: socket.socket, view: memoryview, what: str) -> str:
+def receive_into(sock: Pipe, view: memoryview, what: str) -> str:
     """Fill ``view`` with the next bytes, in the same way; their checksum."""
     hashed = xxhash.xxh3_64()
     count, size = 0, len(view)
@@ -82,7 +101,7 @@ def receive_into(sock: socket.socket, view: memoryview, what: str) -> str:
     return hashed.hexdigest()
 
 
-def _some(sock: socket.socket, view: memoryview, count: int, size: int, what: str) -> int:
+def _some(sock: Pipe, view: memoryview, count: int, size: int, what: str) -> int:
     try:
         came = sock.recv_into(view)
     except OSError as error:
@@ -92,7 +111,7 @@ def _some(sock: socket.socket, view: memoryview, count: int, size: int, what: st
     return came
 
 
-def exactly(sock: socket.socket, size: int) -> bytes:
+def exactly(sock: Pipe, size: int) -> bytes:
     """The next bytes; fewer if the other side ends before."""
     data = bytearray(size)
     view = memoryview(data)

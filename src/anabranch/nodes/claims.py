@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from pathlib import Path
 from types import TracebackType
 
 from anabranch import boot
 from anabranch.errors import PlanError
-from anabranch.nodes.folders import backup_folder, make_own
-from anabranch.nodes.mounts import file_system, is_network
+from anabranch.nodes.folders import StateRoot, backup_folder, make_own, state_folder
 from anabranch.private import private_folder
 
 ALIVE = "alive"
 KEEP = "keep"
 """A file in the folder of a query whose state is nowhere else: it is not swept."""
 HOSTS = ".hosts"
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = re.compile(
+    r"nfs\d*|cifs|smb\w*|ceph|glusterfs|lustre|gpfs|beegfs\w*|9p|ocfs2|gfs2?|afs|pvfs2|orangefs"
+    r"|wekafs|ncpfs|coda|fuse\.(sshfs|ceph\w*|gluster\w*|s3fs|gcsfuse|juicefs|rclone|mfs|davfs2?)"
+)
 
 
 class Claim:
@@ -49,6 +55,15 @@ class Claim:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def of(cls, root: StateRoot, host: str | None = None) -> Claim:
+        """Make the folder, for this user alone, and hold it for as long as the claim is open.
+
+        PlanError if the folder is another user's, on a file system of a network, or used by
+        another machine too.
+        """
+        return cls(state_folder(root.folder), root.path(host))
 
     def mark_kept(self, kept: bool) -> None:
         """Say whether the state is nowhere else, and so must stay when the query is dead."""
@@ -141,3 +156,31 @@ def _open_to_all(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o1777:
         folder.chmod(0o1777)
+
+
+def is_network(kind: str) -> bool:
+    """Whether several machines can have a file system of this type at the same time."""
+    return _NETWORK.fullmatch(kind) is not None
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system of a folder, or of the first folder above it that there is.
+
+    An empty text where the system does not say.
+    """
+    path = folder.absolute()
+    while not path.exists():
+        path = path.parent
+    found = path.resolve()
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    for line in lines:
+        mounted, _, described = line.partition(" - ")
+        point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mounted.split()[4]))
+        # Of two on the same folder, the one that was mounted last is the one that is seen.
+        if found.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), described.split()[0]
+    return kind

@@ -1,9 +1,10 @@
-"""The folders of a machine that all queries of a user share."""
+"""Where a machine keeps the state and the backups of a user's queries."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.private import private_folder
@@ -14,8 +15,24 @@ VARIABLE = "ANABRANCH_STATE_FOLDER"
 BACKUPS = "ANABRANCH_BACKUP_FOLDER"
 """The environment of a node may name the folder, on a disk, for the backups of other nodes."""
 
-SPILLED = "captures"
 _SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class StateRoot:
+    """The folder of one query's state, which every node finds for itself."""
+
+    query: str
+    folder: str | None = None
+    """What the user gave. None: what the node's environment says, or shared memory."""
+
+    def path(self, host: str | None = None) -> Path:
+        """The folder on this machine; nodes that are on one machine have one each."""
+        return state_folder(self.folder).joinpath(*([host] if host else []), self.query)
+
+    def backups(self, host: str) -> Path:
+        """The folder for what a node keeps for others. On a disk: it outlives the query."""
+        return backup_folder() / host / self.query
 
 
 def state_folder(given: str | None = None) -> Path:
@@ -28,11 +45,6 @@ def backup_folder(given: str | None = None) -> Path:
     """The folder of the backups of all queries, on a disk."""
     named = given or os.environ.get(BACKUPS)
     return _default_backups() if named is None else Path(named).absolute()
-
-
-def spilled(root: Path) -> Path:
-    """The folder, on a disk, for captures that have no room in the folder of a query's state."""
-    return backup_folder() / SPILLED / root.parent.name / root.name
 
 
 def make_own(folder: Path) -> None:

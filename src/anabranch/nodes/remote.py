@@ -1,119 +1,340 @@
-"""The workbench of another node, used through its agent."""
+"""A node elsewhere, asked through its agent; and the backups that it keeps, as a store."""
 
 from __future__ import annotations
 
+import mmap
+import select
+import socket
+import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from anabranch.backup.manifests import OperatorManifest, Part
-from anabranch.nodes.actions import saved_to_json
-from anabranch.nodes.client import NodeStore
-from anabranch.state import layouts
-from anabranch.state.groups import KeyGroups
-from anabranch.state.table import TableLayout
-from anabranch.units import Version
+from anabranch.backup.store import check_name
+from anabranch.errors import AnabranchError, DidNotHappen, MayHaveHappened, StoreError
+from anabranch.nodes import chunks, codec, wire
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import (
+    BackupName,
+    Change,
+    Checksum,
+    Delete,
+    Epoch,
+    Get,
+    List,
+    Put,
+    Request,
+    Size,
+)
+from anabranch.nodes.tickets import Signer
+from anabranch.nodes.tls import client_context
+from anabranch.nodes.wire import Kind
+
+A = TypeVar("A")
+
+_IN_MEMORY = 1 << 25
+"""Backups that are larger come into a file, which is mapped."""
+_KEPT = 8
+_KEPT_SECONDS = 30.0
+"""A node keeps connections open for longer than this."""
+_MARGIN, _MARGIN_SECONDS = 0.2, 5.0
+_SOON = 0.001
+"""A socket that is told to wait for no time at all would not wait for anything ever after."""
 
 
-class RemoteBench:
-    """See :class:`~anabranch.nodes.workbench.Bench`. ``peers`` gives all nodes' addresses."""
+class RemoteNode:
+    """See :class:`~anabranch.nodes.node.Node`; ``address`` is ``host:port`` of its agent.
 
-    def __init__(self, node: NodeStore, peers: Callable[[], Mapping[str, str]]) -> None:
-        self._node = node
-        self._peers = peers
+    ``silence`` is the longest, in seconds, that the agent may say nothing, or that a transfer may
+    stand still: it is a sign that the agent is gone, long before a deadline is over. ``tls_root``
+    is the certificate (PEM) to trust; without it nothing is encrypted, and requests are signed all
+    the same. May be used from several threads, but not in a process that was forked after its
+    first call.
+    """
 
-    def usable(self, table: str, layout: TableLayout, version: Version) -> bool:
-        """See :meth:`Bench.usable`."""
-        return bool(self._call("usable", table=table, layout=layout, version=version)["usable"])
-
-    def create(self, table: str, layout: TableLayout, version: Version) -> None:
-        """See :meth:`Bench.create`."""
-        self._call("create", table=table, layout=layout, version=version)
-
-    def restore(
-        self, table: str, layout: TableLayout, saved: OperatorManifest, groups: KeyGroups
-    ) -> int:
-        """See :meth:`Bench.restore`."""
-        answer = self._call(
-            "restore", table=table, layout=layout, saved=saved_to_json(saved), groups=str(groups)
-        )
-        return int(answer["bytes"])
-
-    def advance(
+    def __init__(
         self,
-        table: str,
-        layout: TableLayout,
-        changes: OperatorManifest,
-        groups: KeyGroups,
-        since: Version,
-        fence: int,
+        address: str,
+        signer: Signer,
+        *,
+        silence: float = chunks.TIMEOUT,
+        tls_root: bytes | None = None,
     ) -> None:
-        """See :meth:`Bench.advance`."""
-        self._call(
-            "advance",
-            table=table,
-            layout=layout,
-            changes=saved_to_json(changes),
-            groups=str(groups),
-            since=since,
-            fence=fence,
-        )
+        self.address = address
+        self._signer = signer
+        self._silence = silence
+        self._tls = None if tls_root is None else client_context(tls_root)
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, socket.socket]] = []
+        self._generation = 0
 
-    def capture(
-        self,
-        table: str,
-        layout: TableLayout,
-        operator: str,
-        instance: int,
-        groups: KeyGroups,
-        version: Version,
-        base: Version | None = None,
-    ) -> str:
-        """See :meth:`Bench.capture`."""
-        answer = self._call(
-            "capture",
-            table=table,
-            layout=layout,
-            operator=operator,
-            instance=instance,
-            groups=str(groups),
-            version=version,
-            base=base,
-        )
-        return str(answer["file"])
+    def __repr__(self) -> str:
+        return f"RemoteNode({self.address!r})"
 
-    def fetch(self, file: str) -> pa.Buffer:
-        """See :meth:`Bench.fetch`."""
-        name = str(self._call("offer", file=file)["name"])
-        data = self._node.get(name)
-        self._node.delete(name)
+    def ask(self, request: Request[A], deadline: Deadline) -> A:
+        """See :meth:`~anabranch.nodes.node.Node.ask`."""
+        with self._asking(request, deadline) as exchange:
+            if isinstance(request, Change):
+                exchange.lost = MayHaveHappened
+            value = exchange.answer(Kind.DONE)
+            if codec.answers_with_bytes(request):
+                return cast(A, exchange.download(value.get("bytes")))
+            try:
+                return codec.decode_answer(request, value)
+            except ValueError as error:
+                raise wire.Malformed(str(error)) from error
+
+    def upload(self, request: Put, data: memoryview, deadline: Deadline) -> None:
+        """Have the bytes kept that a request announces."""
+        with self._asking(request, deadline) as exchange:
+            exchange.answer(Kind.READY)
+            exchange.upload(data)
+            exchange.answer(Kind.DONE)
+
+    def close(self) -> None:
+        """Let go of the connections; the next call makes another."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._generation += 1
+        for _, sock in idle:
+            sock.close()
+
+    def __enter__(self) -> RemoteNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _asking(self, request: Request[Any], deadline: Deadline) -> Iterator[_Exchange]:
+        """Send a request; the exchange says what it means if the connection then fails."""
+        doing = f"{request} at node {self.address}"
+        deadline.check(doing)
+        generation = self._generation
+        try:
+            sock = self._kept() or self._connected(deadline)
+        except (OSError, ValueError) as error:
+            raise DidNotHappen(f"{doing}: {_short(error)}") from error
+        exchange = _Exchange(_Patient(sock, self._silence, deadline), doing)
+        try:
+            value = codec.encode(request, _earlier(deadline.left()))
+            exchange.ask(self._signer.sign(value, self.address))
+            yield exchange
+        except (OSError, wire.Malformed) as error:
+            why = _short(error)
+            if deadline.left() == 0:
+                why = f"it took longer than {deadline.seconds:g} s"
+            raise exchange.lost(f"{doing}: {why}") from error
+        finally:
+            if not exchange.whole or not self._keep(sock, generation):
+                sock.close()
+
+    def _connected(self, deadline: Deadline) -> socket.socket:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise ValueError(f"{self.address!r} is no address, which is host:port")
+        host = host.removeprefix("[").removesuffix("]")
+        seconds = max(_SOON, min(self._silence, deadline.left()))
+        sock = socket.create_connection((host, int(port)), seconds)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _kept(self) -> socket.socket | None:
+        """A connection that was used before, and that the node has not closed."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                since, sock = self._idle.pop()
+            if time.monotonic() - since < _KEPT_SECONDS and not _readable(sock):
+                return sock
+            sock.close()
+
+    def _keep(self, sock: socket.socket, generation: int) -> bool:
+        with self._lock:
+            if generation != self._generation or len(self._idle) >= _KEPT:
+                return False
+            self._idle.append((time.monotonic(), sock))
+            return True
+
+
+class NodeStore:
+    """The backups that a node keeps, as a :class:`~anabranch.backup.BackupStore`.
+
+    They are changed for the driver of an epoch. ``deadline`` makes the one of each call.
+    """
+
+    def __init__(self, node: RemoteNode, epoch: Epoch, deadline: Callable[[], Deadline]) -> None:
+        self.node = node
+        self._epoch = epoch
+        self._deadline = deadline
+
+    def __repr__(self) -> str:
+        return f"NodeStore({self.node!r})"
+
+    def put(self, name: str, data: pa.Buffer | bytes) -> None:
+        """See :meth:`anabranch.backup.BackupStore.put`."""
+        view = chunks.flat(data)
+        request = Put(
+            epoch=self._epoch,
+            name=BackupName(check_name(name)),
+            bytes=len(view),
+            checksum=Checksum(chunks.checksum_of(view)),
+        )
+        self.node.upload(request, view, self._deadline())
+
+    def get(self, name: str) -> pa.Buffer:
+        """See :meth:`anabranch.backup.BackupStore.get`. A large one is a map of a file."""
+        return self.node.ask(Get(name=BackupName(check_name(name))), self._deadline())
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """See :meth:`anabranch.backup.BackupStore.list`."""
+        return self.node.ask(List(prefix=prefix), self._deadline())
+
+    def delete(self, name: str) -> None:
+        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        request = Delete(epoch=self._epoch, name=BackupName(check_name(name)))
+        self.node.ask(request, self._deadline())
+
+    def size(self, name: str) -> int:
+        """See :meth:`anabranch.backup.BackupStore.size`."""
+        return self.node.ask(Size(name=BackupName(check_name(name))), self._deadline())
+
+
+class _Patient:
+    """A socket that waits for each byte until a deadline, and no longer than ``silence``."""
+
+    def __init__(self, sock: socket.socket, silence: float, deadline: Deadline) -> None:
+        self._sock = sock
+        self._silence = silence
+        self._deadline = deadline
+
+    def send(self, data: memoryview) -> int:
+        """See :meth:`socket.socket.send`."""
+        return self._limited().send(data)
+
+    def recv_into(self, view: memoryview) -> int:
+        """See :meth:`socket.socket.recv_into`."""
+        return self._limited().recv_into(view)
+
+    def readable(self) -> bool:
+        """Whether something has come that was not taken yet."""
+        return _readable(self._sock)
+
+    def _limited(self) -> socket.socket:
+        left = self._deadline.left()
+        if left == 0:
+            raise TimeoutError("the deadline is over")
+        self._sock.settimeout(max(_SOON, min(self._silence, left)))
+        return self._sock
+
+
+class _Exchange:
+    """One request and its answer, over a connection.
+
+    ``lost`` is what it means if the connection fails now; ``whole`` says whether the connection
+    can be used again.
+    """
+
+    def __init__(self, sock: _Patient, doing: str) -> None:
+        self.lost: type[StoreError] = DidNotHappen
+        self.whole = False
+        self._sock = sock
+        self._doing = doing
+
+    def ask(self, signed: bytes) -> None:
+        """Send a signed request."""
+        chunks.send(self._sock, signed)
+
+    def answer(self, wanted: Kind) -> dict[str, Any]:
+        """The value of the next frame of a kind; what the node failed with is raised."""
+        self.whole = False
+        while True:
+            kind, size = wire.frame_head(chunks.exactly(self._sock, wire.FRAME_BYTES))
+            data = chunks.exactly(self._sock, size)
+            if len(data) < size:
+                raise wire.Malformed(f"the answer ended after {len(data)} of {size} bytes")
+            value = wire.frame_value(data)
+            if kind is Kind.WORKING:
+                continue
+            if kind is Kind.FAILED:
+                self.whole = value.get("closing") is False
+                raise _told(value)
+            if kind is not wanted:
+                raise wire.Malformed(f"it answered {kind.name}, not {wanted.name}")
+            self.whole = kind is Kind.DONE
+            return value
+
+    def upload(self, data: memoryview) -> None:
+        """Send the bytes of a backup, until the node says that it does not want them."""
+        for start in range(0, len(data), chunks.CHUNK):
+            if self._sock.readable():
+                return
+            # Only a node that has every byte stores anything.
+            if start + chunks.CHUNK >= len(data):
+                self.lost = MayHaveHappened
+            chunks.send(self._sock, data[start : start + chunks.CHUNK])
+        self.lost = MayHaveHappened
+
+    def download(self, size: object) -> pa.Buffer:
+        """The bytes that the node has answered with."""
+        if type(size) is not int or size < 0:
+            raise wire.Malformed(f"a block of {size!r} bytes")
+        self.whole = False
+        data, checksum = _received(self._sock, size, self._doing)
+        told = chunks.exactly(self._sock, chunks.CHECKSUM_BYTES).hex()
+        if told != checksum:
+            raise DidNotHappen(
+                f"{self._doing}: the checksum of the bytes that came is {checksum}, not {told}"
+            )
+        self.whole = True
         return data
 
-    def store(self, file: str, under: str) -> Part:
-        """See :meth:`Bench.store`."""
-        return Part.from_json(self._call("store", file=file, under=under)["part"])
 
-    def discard(self, file: str) -> None:
-        """See :meth:`Bench.discard`."""
-        self._call("discard", file=file)
+def _received(sock: _Patient, size: int, what: str) -> tuple[pa.Buffer, str]:
+    """So many bytes, in memory or in a file that has no name, and their checksum."""
+    if size <= _IN_MEMORY:
+        buffer = pa.allocate_buffer(size)
+        return buffer, chunks.receive_into(sock, chunks.flat(buffer), what)
+    try:
+        with tempfile.TemporaryFile(buffering=0) as file:
 
-    def shorten(self, saved: OperatorManifest, under: str, stopped: threading.Event) -> Part:
-        """See :meth:`Bench.shorten`."""
-        answer = self._call("shorten", saved=saved_to_json(saved), under=under)
-        return Part.from_json(answer["part"])
+            def write(chunk: memoryview) -> None:
+                written = 0
+                while written < len(chunk):
+                    written += file.write(chunk[written:])
 
-    def rename(self, table: str, to: str) -> None:
-        """See :meth:`Bench.rename`."""
-        self._call("rename", table=table, to=to)
+            checksum = chunks.receive(sock, size, write, what)
+            return pa.py_buffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)), checksum
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise DidNotHappen(f"{what}: cannot keep the bytes in {folder}: {error}") from error
 
-    def keep_only(self, tables: Collection[str]) -> None:
-        """See :meth:`Bench.keep_only`."""
-        self._call("keep_only", tables=sorted(tables))
 
-    def _call(self, op: str, **fields: Any) -> dict[str, Any]:
-        layout = fields.get("layout")
-        if layout is not None:
-            fields["layout"] = layouts.to_json(layout)
-        return self._node.call(op, **fields, peers=dict(self._peers()))
+def _told(value: dict[str, Any]) -> AnabranchError | wire.Malformed:
+    return codec.decode_error(value) or wire.Malformed(
+        "it failed with an error that is not known here"
+    )
+
+
+def _readable(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _earlier(seconds: float) -> float:
+    """The time that the node has, so that its answer is there before the deadline."""
+    return seconds - min(_MARGIN_SECONDS, _MARGIN * seconds)
+
+
+def _short(error: Exception) -> str:
+    return str(error) or type(error).__name__

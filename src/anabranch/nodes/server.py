@@ -3,7 +3,7 @@
 One loop accepts connections and reads requests. Nobody gets more than a few bytes of memory, and
 nobody a thread, before the head of a request was verified; see :mod:`anabranch.nodes.wire`. What a
 request asks for is then done in a thread. Those that move bytes of backups have threads of their
-own: actions of other nodes wait for them, while nodes wait for those actions.
+own: what other nodes carry out waits for them, while nodes wait for that.
 """
 
 from __future__ import annotations
@@ -14,22 +14,36 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from anabranch.errors import DidNotHappen
-from anabranch.nodes import chunks, fields
+import pyarrow as pa
+
+from anabranch.errors import DidNotHappen, Refused
+from anabranch.nodes import chunks, codec
 from anabranch.nodes.connection import Connection, CutOff, Gone, Halfway
-from anabranch.nodes.failures import to_json
+from anabranch.nodes.fence import Fence, FencedStore
 from anabranch.nodes.log import FailureLog
-from anabranch.nodes.tickets import Refused, Verifier
+from anabranch.nodes.node import Deadline, Node
+from anabranch.nodes.requests import (
+    VERBS,
+    Delete,
+    Get,
+    List,
+    Ping,
+    Pong,
+    Put,
+    Request,
+    Size,
+    Stop,
+)
+from anabranch.nodes.tickets import Verifier
 from anabranch.nodes.vault import Incoming, Vault
 from anabranch.nodes.wire import HEAD_BYTES, Kind, frame
 
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
 T = TypeVar("T")
 
 MOST_STRANGERS = 512
@@ -42,15 +56,17 @@ _SUMMARY_SECONDS = 2.0
 _PAUSE = 0.05
 _ACCEPTED_AT_ONCE = 64
 _BACKLOG = 4096
+_OWN = frozenset({Put, Get, List, Size, Delete, Ping, Stop})
+"""What the agent does itself; its node is asked for everything else."""
 
 
 class Agent:
-    """Serves a vault and some actions; it listens as soon as it is made.
+    """Serves a vault, and the node that it is on; it listens as soon as it is made.
 
-    An action takes the request and returns what JSON can hold; several can run at once. ``tls``
-    has the node's certificate. Bytes of a backup must go on within ``timeout`` seconds each time.
-    ``failures`` counts the requests that failed. ``stopping`` is set when a client says stop;
-    whoever made the agent then shuts it down.
+    The node is asked for several things at once, from threads; without one there are only the
+    backups. Changes of either are behind ``fence``. ``tls`` has the node's certificate. Bytes must
+    go on within ``timeout`` seconds each time. ``failures`` counts the requests that failed.
+    ``stopping`` is set when a client says stop; whoever made the agent then shuts it down.
     """
 
     def __init__(
@@ -58,8 +74,9 @@ class Agent:
         host: str,
         port: int,
         vault: Vault,
+        fence: Fence,
         verifier: Verifier,
-        actions: Mapping[str, Handler] | None = None,
+        node: Node | None = None,
         *,
         tls: ssl.SSLContext | None = None,
         timeout: float = chunks.TIMEOUT,
@@ -68,19 +85,12 @@ class Agent:
         self.failures = FailureLog()
         self.stopping = stopping or threading.Event()
         self._vault = vault
+        self._fence = fence
         self._verifier = verifier
+        self._node = node
         self._tls = tls
         self._timeout = timeout
-        self._lookups: dict[str, Handler] = {
-            "list": lambda request: {"names": list(vault.list(fields.text(request, "prefix")))},
-            "size": lambda request: {"bytes": vault.size(fields.name(request))},
-            "delete": self._delete,
-        }
-        self._at_once: dict[str, Handler] = {"ping": self._ping, "stop": self._stop}
-        built_in = {"put", "get", *self._lookups, *self._at_once}
-        self._actions = {op: do for op, do in (actions or {}).items() if op not in built_in}
-        self._known = built_in | set(self._actions)
-        self._working = ThreadPoolExecutor(THREADS, "action")
+        self._working = ThreadPoolExecutor(THREADS, "node")
         self._moving = ThreadPoolExecutor(THREADS, "backup")
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._strangers = _Crowd(min(MOST_STRANGERS, descriptors))
@@ -94,7 +104,7 @@ class Agent:
         self._thread.start()
 
     def shutdown(self) -> None:
-        """Serve nobody any more. Actions that are under way go on."""
+        """Serve nobody any more. What is under way goes on."""
         with suppress(RuntimeError):  # it was shut down before
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
@@ -164,15 +174,11 @@ class Agent:
         """Take a request and answer it; whether there may be another one."""
         doing = "request"
         try:
-            request = await self._request(connection)
-            if request is None:
+            value = await self._value(connection)
+            if value is None:
                 return False
-            op = fields.text(request, "op")
-            if op not in self._known:
-                can = sorted(self._known)
-                raise Refused(f"this node cannot do {fields.cut(op)}; it can {can}")
-            doing = op
-            answer = await self._done(connection, op, request)
+            doing = codec.verb_of(value)
+            answer = await self._carried_out(connection, doing, value)
             if answer:
                 await connection.send(answer, self._timeout)
             return True
@@ -183,14 +189,14 @@ class Agent:
             if connection.halfway is Halfway.OUT:
                 return False
             ends = not connection.verified or connection.halfway is not None
-            answer = frame(Kind.FAILED, {**to_json(error, doing), "closing": ends})
+            answer = frame(Kind.FAILED, {**codec.encode_error(error, doing), "closing": ends})
             await connection.send(answer, self._timeout)
             if ends:
                 await connection.linger()
             return not ends
 
-    async def _request(self, connection: Connection) -> dict[str, Any] | None:
-        """The next request, once its signature was found right; None if no more come."""
+    async def _value(self, connection: Connection) -> dict[str, Any] | None:
+        """The next request, as JSON, once its signature was found right; None if no more come."""
         seconds = _KEPT_SECONDS if connection.known else _FIRST_SECONDS
         connection.verified = False
         try:
@@ -223,24 +229,37 @@ class Agent:
             connection.halfway = Halfway.IN
             raise DidNotHappen(f"this node is doing {self._friends.most} things already; ask later")
 
-    async def _done(self, connection: Connection, op: str, request: dict[str, Any]) -> bytes | None:
-        """Do what a request asks for; the frame to answer with."""
-        if op in self._at_once:
-            return frame(Kind.DONE, self._at_once[op](request))
-        if op == "get":
-            name = fields.name(request)
-            return await self._in_thread(connection, partial(self._send, connection, name))
-        if op == "put":
-            size, checksum = fields.number(request, "bytes"), fields.checksum(request)
-            receive = partial(self._receive, connection, fields.name(request), size, checksum)
-            incoming = await self._in_thread(connection, receive)
-            await self._waited_for(connection, self._moving, incoming.keep)
-            return frame(Kind.DONE, {})
-        if op in self._lookups:
-            pool, work = self._moving, self._lookups[op]
-        else:
-            pool, work = self._working, self._actions[op]
-        return await self._waited_for(connection, pool, lambda: frame(Kind.DONE, work(request)))
+    async def _carried_out(
+        self, connection: Connection, verb: str, value: dict[str, Any]
+    ) -> bytes | None:
+        """Do what a request asks for; the frame to answer with, if it was not sent already."""
+        if VERBS[verb] not in _OWN:
+            # A thread reads it too: a request may have many parts.
+            ask = partial(self._ask, verb, value)
+            request, answer = await self._waited_for(connection, self._working, ask)
+            if isinstance(answer, bytes):
+                return answer
+            await self._in_thread(connection, partial(self._send, connection, request, answer))
+            return None
+        request, seconds = codec.decode(value)
+        match request:
+            case Ping():
+                return _done(request, self._pong())
+            case Stop():
+                self._fence.check(request.epoch)
+                # The answer has to be sent before the loop ends.
+                self._loop.call_later(_PAUSE, self.stopping.set)
+                return _done(request, None)
+            case Get():
+                await self._in_thread(connection, partial(self._send_backup, connection, request))
+                return None
+            case Put():
+                receive = partial(self._receive, connection, request)
+                incoming = await self._in_thread(connection, receive)
+                work = partial(self._keep, incoming, request, Deadline(seconds))
+            case _:
+                work = partial(self._look_up, request, Deadline(seconds))
+        return await self._waited_for(connection, self._moving, work)
 
     async def _waited_for(self, connection: Connection, pool: Executor, work: Callable[[], T]) -> T:
         """Have a thread do something; the other side is told every second that it goes on."""
@@ -270,52 +289,86 @@ class Agent:
             await asyncio.wait([future])
             raise
 
-    def _receive(self, connection: Connection, name: str, size: int, checksum: str) -> Incoming:
-        incoming = self._vault.receiving(name, size)
+    def _ask(self, verb: str, value: dict[str, Any]) -> tuple[Request[Any], bytes | pa.Buffer]:
+        """Have the node carry a request out; the frame to answer with, or a block of bytes."""
+        if self._node is None:
+            raise Refused(f"this node keeps backups, and has nothing to {verb}")
+        request, seconds = codec.decode(value)
+        answer = self._node.ask(request, Deadline(seconds))
+        in_bytes = codec.answers_with_bytes(request)
+        return request, answer if in_bytes else _done(request, answer)
+
+    def _look_up(self, request: Request[Any], deadline: Deadline) -> bytes:
+        match request:
+            case List():
+                return _done(request, tuple(self._vault.list(request.prefix)))
+            case Size():
+                return _done(request, self._vault.size(request.name))
+            case Delete():
+                FencedStore(self._vault, self._fence, request.epoch, deadline).delete(request.name)
+                return _done(request, None)
+        raise AssertionError(f"nobody carries out {request}")
+
+    def _receive(self, connection: Connection, request: Put) -> Incoming:
+        self._fence.check(request.epoch)
+        incoming = self._vault.receiving(request.name, request.bytes)
         with incoming.dropped_on_error(), connection.blocking(self._timeout) as sock:
             connection.halfway = Halfway.IN
-            what = f"put {name}"
             try:
                 chunks.send(sock, frame(Kind.READY))
             except OSError as error:
-                raise DidNotHappen(f"{what}: {error}") from error
-            found = chunks.receive(sock, size, incoming.write, what)
+                raise DidNotHappen(f"{request}: {error}") from error
+            found = chunks.receive(sock, request.bytes, incoming.write, str(request))
             connection.halfway = None
-            if found != checksum:
+            if found != request.checksum:
                 raise DidNotHappen(
-                    f"{what}: the checksum of the bytes that came is {found}, not {checksum}"
+                    f"{request}: the checksum of the bytes that came is {found}, not "
+                    f"{request.checksum}"
                 )
         return incoming
 
-    def _send(self, connection: Connection, name: str) -> None:
-        with (
-            self._vault.opened(name) as (descriptor, size),
-            connection.blocking(self._timeout) as sock,
-        ):
+    def _keep(self, incoming: Incoming, request: Put, deadline: Deadline) -> bytes:
+        with ExitStack() as admitted:
+            with incoming.dropped_on_error():
+                admitted.enter_context(self._fence.admit(request.epoch, deadline))
+            incoming.keep()
+        return _done(request, None)
+
+    def _send_backup(self, connection: Connection, request: Get) -> None:
+        with self._vault.opened(request.name) as (descriptor, size):
+            self._transfer(
+                connection,
+                request,
+                size,
+                partial(chunks.send_file, descriptor=descriptor, size=size),
+            )
+
+    def _send(self, connection: Connection, request: Request[Any], data: pa.Buffer) -> None:
+        self._transfer(connection, request, data.size, partial(chunks.send_buffer, data=data))
+
+    def _transfer(
+        self,
+        connection: Connection,
+        request: Request[Any],
+        size: int,
+        send: Callable[[socket.socket], None],
+    ) -> None:
+        """Answer with so many bytes, which ``send`` sends."""
+        with connection.blocking(self._timeout) as sock:
             connection.halfway = Halfway.OUT
             try:
                 chunks.send(sock, frame(Kind.DONE, {"bytes": size}))
-                chunks.send_file(sock, descriptor, size)
+                send(sock)
             except OSError as error:
-                raise DidNotHappen(f"get {name}: {error}") from error
+                raise DidNotHappen(f"{request}: {error}") from error
             connection.halfway = None
 
-    def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._vault.delete(fields.name(request))
-        return {}
+    def _pong(self) -> Pong:
+        return Pong(os.getpid(), self._vault.used, self._vault.limit, self.failures.counts())
 
-    def _ping(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "used": self._vault.used,
-            "limit": self._vault.limit,
-            "failures": self.failures.counts(),
-        }
 
-    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        # The answer has to be sent before the loop ends.
-        self._loop.call_later(_PAUSE, self.stopping.set)
-        return {}
+def _done(request: Request[Any], answer: object) -> bytes:
+    return frame(Kind.DONE, codec.encode_answer(request, answer))
 
 
 class _Crowd:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.errors import DidNotHappen, PlanError, StoreError
+from anabranch.errors import DidNotHappen, PlanError, Refused, StoreError
 from anabranch.nodes.chunks import TIMEOUT
-from anabranch.nodes.client import NodeStore
 from anabranch.nodes.log import private_file
-from anabranch.nodes.tickets import Refused, Secret, Signer
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.remote import RemoteNode
+from anabranch.nodes.requests import Ping
+from anabranch.nodes.tickets import Secret, Signer
 from anabranch.private import private_folder
 
 ADDRESS = "agent.json"
@@ -52,7 +54,7 @@ def start_agent(
     folder: Path,
     limit: int | None,
     watch_pid: int | None,
-    actions: str | None = None,
+    node: str | None = None,
     context: Mapping[str, Any] | None = None,
     log: Path,
     tls_cert: Path | None = None,
@@ -65,8 +67,8 @@ def start_agent(
 
     With a limit of None it keeps what the disk has room for. Folder and log are for this user
     alone. It listens at ``host``, lives as long as the process ``watch_pid`` (None: until it is
-    told to stop), outlives this one, and writes to ``log``. ``actions`` names a function
-    ``make(context, vault) -> {name: action}`` as ``module:attribute``. A transfer that stands still
+    told to stop), outlives this one, and writes to ``log``. ``node`` names a function
+    ``make(context, vault, fence) -> Node`` as ``module:attribute``. A transfer that stands still
     for ``transfer_timeout`` seconds is given up. If an agent with the same secret has the folder
     already, its address is returned, and it goes on with what it was started with.
     DidNotHappen, with the end of the log, if there is no agent within ``timeout`` seconds.
@@ -80,7 +82,7 @@ def start_agent(
         "log": _text(log),
         "timeout": transfer_timeout,
         "watch_pid": watch_pid,
-        "actions": actions,
+        "node": node,
         "context": dict(context or {}),
         "tls_cert": _text(tls_cert),
         "tls_key": _text(tls_key),
@@ -118,8 +120,8 @@ def _running(
     except (OSError, ValueError, TypeError) as error:
         return None, DidNotHappen(f"it has not said where it is: {error}")
     try:
-        with NodeStore(str(address), signer, timeout=_PING, tls_root=root) as node:
-            pid = node.call("ping")["pid"]
+        with RemoteNode(str(address), signer, tls_root=root) as node:
+            pid = node.ask(Ping(), Deadline(_PING)).pid
     except StoreError as error:
         return None, error
     if pid != address.pid:

@@ -16,16 +16,17 @@ import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from anabranch.nodes.captures import CAPTURES, OF
+from anabranch.nodes.captures import CAPTURES, OF, SPILLED
 from anabranch.nodes.claims import ALIVE, KEEP, try_alone
-from anabranch.nodes.folders import SPILLED, backup_folder
-from anabranch.nodes.workbench import TABLES
+from anabranch.nodes.fence import EPOCH
+from anabranch.nodes.folders import backup_folder
+from anabranch.nodes.local import TABLES
 
 DRIVER_LOCK = "driver.lock"
 _LOG = "agent.log"
 _QUERY = re.compile(r"[0-9a-f]{12}")
 _SWEPT = re.compile(r"\.swept-[0-9a-f]{32}")
-_FILES = {ALIVE, KEEP, DRIVER_LOCK, "lock"}
+_FILES = {ALIVE, KEEP, DRIVER_LOCK, EPOCH, "lock"}
 _FOLDERS = {TABLES, CAPTURES}
 _AGENT_LOCK = "lock"
 

@@ -17,17 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.errors import DidNotHappen, PlanError
+from anabranch.errors import PlanError, Refused
 from anabranch.nodes import wire
 from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST, NONCE_BYTES, Head
 
 WINDOW = 60.0
 MOST_REMEMBERED = 1 << 18
 _SECRET_BYTES = 32
-
-
-class Refused(DidNotHappen):
-    """A node did not do what it was asked for: the request is not one that it takes."""
 
 
 @dataclass(frozen=True)

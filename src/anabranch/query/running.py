@@ -183,7 +183,8 @@ class RunningQuery:
 
     def _rows_of(self, operator: str) -> pa.Table:
         running, tables = self._running, self._running.tables
-        files = tables.capture(operator, running.routing[operator], running.committed.version)
+        version, fence = running.committed.version, running.next_fence()
+        files = tables.capture(operator, running.routing[operator], version, fence)
         data = tables.fetch(operator, files)
         return state_rows([read(pa.py_buffer(each), name=operator) for each in data])
 

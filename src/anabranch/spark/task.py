@@ -14,8 +14,8 @@ from pyspark import TaskContext
 
 from anabranch.errors import Misplaced, Reshaped, StateFull
 from anabranch.nodes.captures import write_capture
-from anabranch.nodes.root import StateRoot
-from anabranch.nodes.workbench import TABLES
+from anabranch.nodes.folders import StateRoot
+from anabranch.nodes.local import TABLES
 from anabranch.operators.context import Context
 from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator

@@ -14,13 +14,15 @@ import pyarrow as pa
 
 from anabranch.errors import CheckpointError, SchemaChanged, StateError
 from anabranch.state.capture import Capture, CheckpointSchema, to_values
-from anabranch.state.chains import follow
+from anabranch.state.chains import Chain, follow
 from anabranch.state.keys import KeyBatch
 from anabranch.state.partition import key_batches, newest_rows
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
 Array = npt.NDArray[Any]
+
+_RESTORING = ".restoring"
 
 
 def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> None:
@@ -30,15 +32,10 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
     The folder appears when the table is whole; until then, or for good if the process is killed,
     there is only ``.<name>.restoring`` beside it, which the next attempt replaces.
     """
-    chain = follow(captures)
-    if chain.base is not None:
-        raise CheckpointError(
-            f"groups {chain.groups}: there are only the changes since version {chain.base}"
-        )
-    _check_columns(layout, captures)
+    chain = check(layout, captures)
     if folder.exists():
         raise StateError(f"cannot restore into {folder}: there already is something")
-    fresh = folder.with_name(f".{folder.name}.restoring")
+    fresh = half_made(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     table = StateTable.create(fresh, layout, version=Version(chain.version - 1))
     try:
@@ -56,6 +53,29 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
         raise
     table.close()
     fresh.rename(folder)
+
+
+def check(layout: TableLayout, captures: Sequence[Capture]) -> Chain:
+    """What the captures amount to; CheckpointError or SchemaChanged if no table can be made."""
+    chain = follow(captures)
+    if chain.base is not None:
+        raise CheckpointError(
+            f"groups {chain.groups}: there are only the changes since version {chain.base}"
+        )
+    _check_columns(layout, captures)
+    return chain
+
+
+def half_made(folder: Path) -> Path:
+    """Where a table is until it is whole; and for good if the process is killed."""
+    return folder.with_name(f".{folder.name}{_RESTORING}")
+
+
+def name_of(folder: Path) -> str:
+    """The name of the table in a folder, or of the one that was half made there."""
+    name = folder.name
+    half = name.startswith(".") and name.endswith(_RESTORING)
+    return name[1 : -len(_RESTORING)] if half else name
 
 
 def advance(table: StateTable, captures: Sequence[Capture], fence: int) -> None:

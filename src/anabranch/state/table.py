@@ -123,6 +123,11 @@ class StateTable:
         """The version that was begun and not finished."""
         return _optional(self._storage.header.load().unfinished)
 
+    @property
+    def fence(self) -> int:
+        """The fence of the last attempt that began a version."""
+        return self._storage.header.load().fence
+
     def begin(
         self,
         version: Version,

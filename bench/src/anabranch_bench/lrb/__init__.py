@@ -1,0 +1,1 @@
+"""Linear Road, measured: ``anabranch bench lrb``."""

@@ -1,0 +1,298 @@
+"""The node that this machine is: it has the state tables of one query, and carries requests out."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pyarrow as pa
+
+from anabranch.backup.files import Files
+from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.merging import merge_parts, merge_parts_in_process
+from anabranch.backup.parts import back_up, retrieve
+from anabranch.backup.store import BackupStore
+from anabranch.errors import CheckpointError, Fenced, Refused, StateError, StateLocked, StateMissing
+from anabranch.nodes.captures import own_capture, write_capture
+from anabranch.nodes.fence import EPOCH, Fence
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import (
+    Advance,
+    Backed,
+    Capture,
+    CaptureFile,
+    Change,
+    Drop,
+    Fetch,
+    Inspect,
+    Make,
+    Merge,
+    Rename,
+    Request,
+    Store,
+    TableName,
+    check_table,
+)
+from anabranch.state import capture as rows_of
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.checkpoint import read
+from anabranch.state.groups import KeyGroups
+from anabranch.state.partition import partition
+from anabranch.state.restore import advance, check, half_made, name_of, restore
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.units import Version
+
+A = TypeVar("A")
+
+TABLES = "tables"
+_LOCK_SECONDS = 60.0
+_AT_ONCE = threading.BoundedSemaphore(16)
+"""Every table that is open takes addresses of this process, and there are only so many."""
+
+Backups = Callable[[Backed[Any], Deadline], BackupStore]
+"""Opens the backup store of the query for a request."""
+
+
+class LocalNode:
+    """The tables and captures below a folder of this machine.
+
+    See :class:`~anabranch.nodes.node.Node`. With ``files``, where the backups are, parts are merged
+    by another process: in the driver it would hold the interpreter's lock, which batches need.
+    """
+
+    def __init__(self, root: Path, backups: Backups, files: Files | None = None) -> None:
+        self._root = root
+        self._backups = backups
+        self._files = files
+        self._fence = Fence(root / EPOCH)
+        self._busy: set[TableName] = set()
+        self._free = threading.Condition()
+        self._verbs: dict[type[Request[Any]], Callable[[Any, Deadline], Any]] = {
+            Make: self._make,
+            Advance: self._advance,
+            Capture: self._capture,
+            Inspect: self._inspect,
+            Rename: self._rename,
+            Drop: self._drop,
+            Fetch: self._fetch,
+            Store: self._store,
+            Merge: self._merge,
+        }
+
+    def ask(self, request: Request[A], deadline: Deadline) -> A:
+        """See :meth:`~anabranch.nodes.node.Node.ask`."""
+        carry_out = self._verbs.get(type(request))
+        if carry_out is None:
+            raise Refused(f"a node has nothing to {request.verb} among its tables")
+        admitted = (
+            self._fence.admit(request.epoch, deadline)
+            if isinstance(request, Change)
+            else nullcontext()
+        )
+        with admitted:
+            return cast(A, carry_out(request, deadline))
+
+    def path(self, table: TableName) -> Path:
+        """Where a table is; Refused if that is not a name, or a link leads elsewhere."""
+        folder = self._root / TABLES
+        try:
+            path = folder / check_table(table)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if path.resolve() != folder.resolve() / table:
+            raise Refused(f"a link leads from {path} out of the tables of this query")
+        return path
+
+    def clear(self, table: TableName) -> Path:
+        """Where a table is to be made, with nothing there."""
+        path = self.path(table)
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _make(self, request: Make, deadline: Deadline) -> int:
+        table, layout = request.table, request.layout
+        self.path(table)
+        if not request.parts:
+            with self._alone(deadline, table), _AT_ONCE:
+                StateTable.create(self.clear(table), layout, version=request.version).close()
+            return 0
+        captures = self._retrieve(request, layout, request.parts, request.groups, deadline)
+        found = check(layout, captures).version
+        if found != request.version:
+            raise CheckpointError(
+                f"{table} was to be made at version {request.version}, and its parts lead to "
+                f"version {found}"
+            )
+        with self._alone(deadline, table), _AT_ONCE:
+            deadline.check(f"make {table}")
+            restore(self.clear(table), layout, captures)
+        return sum(part.bytes for part in request.parts if part.groups & request.groups)
+
+    def _advance(self, request: Advance, deadline: Deadline) -> None:
+        table, layout = request.table, request.layout
+        self.path(table)
+        captures = self._retrieve(request, layout, request.parts, request.groups, deadline)
+        with self._alone(deadline, table), self._opened(table, layout, deadline) as opened:
+            _bring_to(opened, table, request.since, request.fence)
+            deadline.check(f"advance {table}")
+            advance(opened, captures, request.fence)
+
+    def _capture(self, request: Capture, deadline: Deadline) -> CaptureFile:
+        table = request.table
+        with self._alone(deadline, table), self._opened(table, request.layout, deadline) as opened:
+            _bring_to(opened, table, request.version, request.fence)
+            taken = rows_of.capture(
+                opened,
+                request.operator,
+                request.instance,
+                groups=request.groups,
+                base=request.base,
+            )
+        return CaptureFile(str(write_capture(taken, self._root, f"{uuid.uuid4().hex}.arrow")))
+
+    def _inspect(
+        self, request: Inspect, deadline: Deadline
+    ) -> dict[TableName, tuple[Version, ...]]:
+        layouts = request.layouts
+        return {
+            table: self._versions(table, layouts[table], deadline) if table in layouts else ()
+            for table in self._tables()
+        }
+
+    def _rename(self, request: Rename, deadline: Deadline) -> None:
+        before, after = self.path(request.table), self.path(request.to)
+        with self._alone(deadline, request.table, request.to):
+            if before.exists():
+                after.parent.mkdir(parents=True, exist_ok=True)
+                before.rename(after)
+
+    def _drop(self, request: Drop, deadline: Deadline) -> None:
+        paths = [self.path(table) for table in request.tables]
+        files = [own_capture(self._root, file) for file in request.captures]
+        with self._alone(deadline, *request.tables):
+            for path in paths:
+                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(half_made(path), ignore_errors=True)
+                if path.parent.is_dir() and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def _fetch(self, request: Fetch, deadline: Deadline) -> pa.Buffer:
+        return _mapped(own_capture(self._root, request.file))
+
+    def _store(self, request: Store, deadline: Deadline) -> Part:
+        file = own_capture(self._root, request.file)
+        data = _mapped(file)
+        store = self._backups(request, deadline)
+        part = back_up(store, read(data, name=str(file)), data, under=request.under)
+        file.unlink(missing_ok=True)
+        return part
+
+    def _merge(self, request: Merge, deadline: Deadline) -> Part:
+        chain = OperatorManifest(request.schema, request.parts)
+        if self._files is not None:
+            return merge_parts_in_process(self._files, chain, request.under, deadline.wait)
+        return merge_parts(self._backups(request, deadline), chain, request.under)
+
+    def _retrieve(
+        self,
+        request: Backed[Any],
+        layout: TableLayout,
+        parts: tuple[Part, ...],
+        groups: KeyGroups,
+        deadline: Deadline,
+    ) -> list[rows_of.Capture]:
+        """The rows of some groups that parts hold."""
+        chain = OperatorManifest(CheckpointSchema.of(layout), parts)
+        captures = retrieve(self._backups(request, deadline), chain, groups=groups)
+        return partition(captures, {0: groups})[0]
+
+    def _versions(
+        self, table: TableName, layout: TableLayout, deadline: Deadline
+    ) -> tuple[Version, ...]:
+        """The versions at which a table can be used."""
+        try:
+            with self._alone(deadline, table), self._opened(table, layout, deadline) as opened:
+                back = opened.previous if opened.unfinished is None else None
+                return (opened.version,) if back is None else (opened.version, back)
+        except StateError:
+            return ()
+
+    @contextmanager
+    def _opened(
+        self, table: TableName, layout: TableLayout, deadline: Deadline
+    ) -> Iterator[StateTable]:
+        """A table, open and locked."""
+        path = self.path(table)
+        with _AT_ONCE:
+            opened = StateTable.open(path, layout)
+            try:
+                with opened.lock(min(_LOCK_SECONDS, deadline.left())):
+                    yield opened
+            finally:
+                opened.close()
+
+    @contextmanager
+    def _alone(self, deadline: Deadline, *tables: TableName) -> Iterator[None]:
+        """Keep other requests from these tables: one that was given up may still be at it."""
+        wanted, patience = set(tables), min(_LOCK_SECONDS, deadline.left())
+        with self._free:
+            if not self._free.wait_for(lambda: not self._busy & wanted, patience):
+                raise StateLocked(f"{sorted(self._busy & wanted)} are being changed already")
+            self._busy |= wanted
+        try:
+            yield
+        finally:
+            with self._free:
+                self._busy -= wanted
+                self._free.notify_all()
+
+    def _tables(self) -> list[TableName]:
+        """All tables that are there, half made ones too; what is behind a link is not."""
+        found = [path for of in _folders(self._root / TABLES) for path in _folders(of)]
+        names = {f"{path.parent.name}/{name_of(path)}" for path in found}
+        return [TableName(name) for name in sorted(names) if _is_table(name)]
+
+
+def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int) -> None:
+    """Roll a table back if a batch after the version was begun; StateMissing if it is elsewhere."""
+    if opened.fence > fence:
+        raise Fenced(
+            f"{table} is at version {opened.version} of attempt {opened.fence}; attempt {fence} "
+            f"wanted version {version}, and came too late"
+        )
+    if opened.unfinished is not None or opened.version == version + 1:
+        opened.rollback()
+    if opened.version != version:
+        raise StateMissing(f"{table} is at version {opened.version}, not {version}")
+
+
+def _mapped(file: Path) -> pa.Buffer:
+    """The bytes of a file, which may be removed meanwhile."""
+    try:
+        with pa.memory_map(str(file)) as mapped:
+            return mapped.read_buffer()
+    except FileNotFoundError as error:
+        raise StateMissing(f"there is no capture {file}") from error
+
+
+def _is_table(name: str) -> bool:
+    try:
+        check_table(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder; what is behind a link is not in it."""
+    if not folder.is_dir():
+        return []
+    return [found for found in folder.iterdir() if found.is_dir() and not found.is_symlink()]

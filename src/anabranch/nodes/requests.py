@@ -1,0 +1,290 @@
+"""What a node can be asked for: one frozen type for each verb, and the type of its answer.
+
+Whoever has the tables of a query on a machine carries requests out
+(:class:`~anabranch.nodes.local.LocalNode`); an agent takes them as JSON
+(:mod:`anabranch.nodes.codec`). To callers both are a :class:`~anabranch.nodes.node.Node`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NewType, TypeVar
+
+import pyarrow as pa
+
+from anabranch.backup.manifests import Part
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.groups import KeyGroups
+from anabranch.state.table import TableLayout
+from anabranch.units import Version
+
+A = TypeVar("A")
+
+Epoch = NewType("Epoch", int)
+"""The number of a driver's run of the query; the next driver has a greater one."""
+TableName = NewType("TableName", str)
+"""``operator@epoch/instance``, where the epoch is that of the routing."""
+OperatorName = NewType("OperatorName", str)
+Instance = NewType("Instance", int)
+CaptureFile = NewType("CaptureFile", str)
+"""The path of a capture file on its node."""
+BackupName = NewType("BackupName", str)
+"""The name of bytes in a backup store."""
+Prefix = NewType("Prefix", str)
+"""What stands before the names of backups: nothing, or folders with a ``/`` at the end."""
+Checksum = NewType("Checksum", str)
+Address = NewType("Address", str)
+"""``host:port`` of an agent."""
+
+VERBS: dict[str, type[Request[Any]]] = {}
+"""All requests that there are, by verb."""
+
+_TABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*@[0-9]{1,18}/[0-9]{1,9}")
+
+
+class Request(Generic[A]):
+    """Something to ask a node for; ``A`` is the type of its answer.
+
+    The verb is the name of the class.
+    """
+
+    verb: ClassVar[str]
+
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+        super().__init_subclass__()
+        if not abstract:
+            cls.verb = cls.__name__.lower()
+            if cls.verb in VERBS:
+                raise TypeError(f"there already is a request with the verb {cls.verb!r}")
+            VERBS[cls.verb] = cls
+
+    def __str__(self) -> str:
+        of = [getattr(self, name) for name in ("table", "file", "name") if hasattr(self, name)]
+        return " ".join([self.verb, *of])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Request[A], abstract=True):
+    """A request that changes something: Fenced if a driver of a later epoch has asked before."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backed(Change[A], abstract=True):
+    """A change that needs the backup store of the query."""
+
+    peers: Mapping[str, Address] = field(default_factory=dict)
+    """The agents of the nodes that keep backups for each other, by host."""
+
+
+# Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Make(Backed[int]):
+    """Make a table at a version, in place of what may be there under its name.
+
+    It has the state of some groups that parts hold; without parts it is empty. CheckpointError,
+    and nothing is changed, if the parts do not lead to the version. The answer is the number of
+    bytes of the parts.
+    """
+
+    table: TableName
+    layout: TableLayout
+    version: Version
+    groups: KeyGroups
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_groups(self.groups, self.layout.key.key_groups)
+        _check_parts(self.parts, self.layout.key.key_groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advance(Backed[None]):
+    """Bring a table from a version to a later one, by the changes of its groups in between.
+
+    StateMissing if the table is not, and cannot be rolled back to, the version ``since``; Fenced
+    if a batch of a later fence has begun. ``fence`` is that of the batches which the changes stand
+    for.
+    """
+
+    table: TableName
+    layout: TableLayout
+    since: Version
+    groups: KeyGroups
+    parts: tuple[Part, ...]
+    fence: int
+
+    def __post_init__(self) -> None:
+        _check_groups(self.groups, self.layout.key.key_groups)
+        _check_parts(self.parts, self.layout.key.key_groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture(Change[CaptureFile]):
+    """Write the rows of a table, as they are at a committed version, to a file of the node.
+
+    All of them, or those that changed since ``base``, where its last checkpoint was taken.
+    StateMissing if the table is not, and cannot be rolled back to, that version; Fenced if a batch
+    of a later fence has begun: a request that comes late must not take it back.
+    """
+
+    table: TableName
+    layout: TableLayout
+    operator: OperatorName
+    instance: Instance
+    groups: KeyGroups
+    version: Version
+    base: Version | None
+    fence: int
+
+    def __post_init__(self) -> None:
+        _check_groups(self.groups, self.layout.key.key_groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(Request[Mapping[TableName, tuple[Version, ...]]]):
+    """Which tables there are, and at which versions each can be used.
+
+    These are the version that a table is at, and the one that it can be rolled back to. Only the
+    tables in ``layouts`` are looked into; one that cannot be used, because it is damaged, of other
+    columns, or held by somebody until the deadline, has no version.
+    """
+
+    layouts: Mapping[TableName, TableLayout]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rename(Change[None]):
+    """Give a table another name. Nothing happens if that is done already."""
+
+    table: TableName
+    to: TableName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop(Change[None]):
+    """Remove tables and capture files; nothing happens for those that are not there."""
+
+    tables: tuple[TableName, ...] = ()
+    captures: tuple[CaptureFile, ...] = ()
+
+
+# Captures and parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch(Request[pa.Buffer]):
+    """The bytes of a capture file."""
+
+    file: CaptureFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store(Backed[Part]):
+    """Put a capture file into the backup store, under a prefix, and remove it."""
+
+    file: CaptureFile
+    under: Prefix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Backed[Part]):
+    """Merge a chain of parts into one, and put that into the backup store under a prefix."""
+
+    schema: CheckpointSchema
+    parts: tuple[Part, ...]
+    under: Prefix
+
+    def __post_init__(self) -> None:
+        _check_parts(self.parts, self.schema.key_groups)
+
+
+# Backups that the node keeps for others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Put(Change[None]):
+    """Keep so many bytes, with this checksum, which are sent once the node is ready for them."""
+
+    name: BackupName
+    bytes: int
+    checksum: Checksum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Get(Request[pa.Buffer]):
+    """The bytes under a name."""
+
+    name: BackupName
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Request[tuple[str, ...]]):
+    """The names that start with a text, sorted."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size(Request[int]):
+    """How many bytes are under a name."""
+
+    name: BackupName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delete(Change[None]):
+    """Forget a name; nothing happens if there is none."""
+
+    name: BackupName
+
+
+# The agent itself
+
+
+@dataclass(frozen=True)
+class Pong:
+    """How an agent is."""
+
+    pid: int
+    used: int
+    """The bytes of all backups that it keeps."""
+    limit: int
+    """The most bytes that these can have now."""
+    failures: Mapping[str, int]
+    """How many requests have failed, by the name of the error."""
+
+
+@dataclass(frozen=True)
+class Ping(Request[Pong]):
+    """Whether the agent answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Change[None]):
+    """End the agent."""
+
+
+def check_table(value: object) -> TableName:
+    """The name of a table; ValueError if it is none."""
+    if not isinstance(value, str) or not _TABLE.fullmatch(value):
+        raise ValueError(f"{value!r:.100} is no name of a table, which is operator@epoch/instance")
+    return TableName(value)
+
+
+def _check_groups(groups: KeyGroups, among: int) -> None:
+    if not groups <= KeyGroups.all(among):
+        raise ValueError(f"'groups' has {groups}, and the operator has {among} key groups")
+
+
+def _check_parts(parts: tuple[Part, ...], among: int) -> None:
+    for part in parts:
+        if not part.groups <= KeyGroups.all(among):
+            raise ValueError(
+                f"'parts' has {part.groups} in {part.name}, and the operator has {among} key groups"
+            )

@@ -1,0 +1,95 @@
+"""The node that an agent serves: the tables of its machine, and the backups of its query."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anabranch.backup.files import Files
+from anabranch.backup.peers import PeerStore
+from anabranch.backup.store import BackupStore
+from anabranch.nodes.chunks import TIMEOUT
+from anabranch.nodes.claims import Claim
+from anabranch.nodes.fence import Fence, FencedStore
+from anabranch.nodes.local import LocalNode
+from anabranch.nodes.node import Deadline, Node
+from anabranch.nodes.remote import NodeStore, RemoteNode
+from anabranch.nodes.requests import Address, Backed
+from anabranch.nodes.sweep import sweep
+from anabranch.nodes.tickets import Secret, Signer
+from anabranch.nodes.vault import Vault
+
+
+def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
+    """The node of an agent that keeps a vault behind a fence.
+
+    ``context`` has the ``root`` folder of the query's state, which is claimed, and whether to
+    ``keep`` it; with ``files`` backups are there, otherwise at the nodes: then it has the ``host``
+    that this one is known as, the ``secret`` of all, the certificate that is ``trusted``, and the
+    ``timeout`` after which one of them counts as silent.
+    """
+    root = Path(context["root"])
+    state = root.parent.parent  # <state folder>/<host>/<query>
+    claim = Claim(state, root)
+    claim.mark_kept(bool(context.get("keep", False)))
+    sweep(state, spare=[root.name])
+    files = context.get("files")
+    if files is not None:
+        store = Files(files).open()
+        return LocalNode(root, lambda request, deadline: store)
+    trusted = context.get("trusted")
+    peers = _Peers(
+        context["host"],
+        vault,
+        fence,
+        Signer(Secret.from_hex(context["secret"])),
+        float(context.get("timeout", TIMEOUT)),
+        None if trusted is None else Path(trusted).read_bytes(),
+    )
+    return LocalNode(root, peers.store)
+
+
+class _Peers:
+    """The nodes that keep backups for each other, of which this is one."""
+
+    def __init__(
+        self,
+        host: str,
+        vault: Vault,
+        fence: Fence,
+        signer: Signer,
+        silence: float,
+        trusted: bytes | None,
+    ) -> None:
+        self._host = host
+        self._vault = vault
+        self._fence = fence
+        self._signer = signer
+        self._silence = silence
+        self._trusted = trusted
+        self._nodes: dict[str, RemoteNode] = {}
+        self._lock = threading.Lock()
+
+    def store(self, request: Backed[Any], deadline: Deadline) -> BackupStore:
+        """All of their backups, for as long as a request is carried out."""
+        stores: dict[str, BackupStore] = {
+            host: NodeStore(node, request.epoch, lambda: deadline)
+            for host, node in self._at(request.peers).items()
+        }
+        # What is here need not come through the network.
+        stores[self._host] = FencedStore(self._vault, self._fence, request.epoch, deadline)
+        return PeerStore(lambda: stores)
+
+    def _at(self, peers: Mapping[str, Address]) -> Mapping[str, RemoteNode]:
+        """The nodes at these addresses, by host. Those at other addresses are gone."""
+        with self._lock:
+            wanted = set(peers.values())
+            for address in self._nodes.keys() - wanted:
+                self._nodes.pop(address).close()
+            for address in wanted - self._nodes.keys():
+                self._nodes[address] = RemoteNode(
+                    address, self._signer, silence=self._silence, tls_root=self._trusted
+                )
+            return {host: self._nodes[address] for host, address in peers.items()}

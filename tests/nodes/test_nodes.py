@@ -1,0 +1,442 @@
+"""One suite for every node: the one that this machine is, and those behind an agent."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from node_tools import Starter
+
+from anabranch.backup.files import Files
+from anabranch.backup.manifests import Part
+from anabranch.backup.parts import state_rows
+from anabranch.backup.peers import peer_name
+from anabranch.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    Fenced,
+    Refused,
+    SchemaChanged,
+    StateMissing,
+)
+from anabranch.nodes import Deadline, Node, RemoteNode, Secret, Signer
+from anabranch.nodes.captures import CAPTURES
+from anabranch.nodes.local import TABLES, LocalNode
+from anabranch.nodes.requests import (
+    VERBS,
+    Address,
+    Advance,
+    Capture,
+    CaptureFile,
+    Change,
+    Delete,
+    Drop,
+    Epoch,
+    Fetch,
+    Inspect,
+    Instance,
+    Make,
+    Merge,
+    OperatorName,
+    Prefix,
+    Put,
+    Rename,
+    Request,
+    Stop,
+    Store,
+    TableName,
+)
+from anabranch.state import schema as types
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.checkpoint import read
+from anabranch.state.groups import KeyGroups, group_of
+from anabranch.state.keys import KeyLayout
+from anabranch.state.table import StateTable, TableLayout
+from anabranch.units import Version
+
+A = TypeVar("A")
+
+GROUPS = 8
+ALL = KeyGroups.all(GROUPS)
+HALF = KeyGroups(((0, 4),))
+LAYOUT = TableLayout(
+    KeyLayout([pa.field("key", pa.int64())], [], GROUPS), types.schema(n=types.int64)
+)
+OTHER = TableLayout(LAYOUT.key, types.schema(n=types.int64, more=types.float64))
+FIRST, SECOND, THIRD = TableName("op@1/0"), TableName("op@1/1"), TableName("op@2/0")
+HOST, QUERY = "127.0.0.1", "0123456789ab"
+Rows = dict[int, int]
+
+
+def hashes(keys: Any) -> Any:
+    return np.array(keys, np.int64).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def of_groups(rows: Rows, groups: KeyGroups) -> Rows:
+    """Those rows whose keys are in some groups."""
+    return {k: n for k, n in rows.items() if int(group_of(hashes([k]), GROUPS)[0]) in groups}
+
+
+@dataclass
+class Case:
+    """A node, the folder of its tables, and how its backups are reached."""
+
+    node: Node
+    root: Path
+    under: Prefix
+    peers: dict[str, Address]
+    epoch: Epoch
+
+    def ask(self, request: Request[A], seconds: float = 60) -> A:
+        return self.node.ask(request, Deadline(seconds))
+
+    def path(self, table: TableName) -> Path:
+        return self.root / TABLES / table
+
+    def make(self, table: TableName, version: int, *parts: Part, **changes: Any) -> int:
+        request = Make(
+            epoch=self.epoch, peers=self.peers, table=table, layout=LAYOUT, groups=ALL,
+            version=Version(version), parts=parts,
+        )  # fmt: skip
+        return self.ask(replace(request, **changes))
+
+    def capture(self, table: TableName, version: int, base: int | None = None) -> CaptureFile:
+        return self.ask(capture(self.epoch, table, version, base))
+
+    def store(self, file: CaptureFile) -> Part:
+        return self.ask(Store(epoch=self.epoch, peers=self.peers, file=file, under=self.under))
+
+    def advance(self, table: TableName, since: int, *parts: Part) -> None:
+        request = Advance(
+            epoch=self.epoch, peers=self.peers, table=table, layout=LAYOUT, since=Version(since),
+            groups=ALL, parts=parts, fence=1,
+        )  # fmt: skip
+        self.ask(request)
+
+    def versions(self, *tables: TableName) -> dict[str, tuple[int, ...]]:
+        return dict(self.ask(Inspect(layouts=dict.fromkeys(tables, LAYOUT))))
+
+    def batch(
+        self, table: TableName, version: int, rows: Rows, *, ends: bool = True, fence: int = 1
+    ) -> None:
+        """What a task does: it puts rows into a table."""
+        opened = StateTable.open(self.path(table), LAYOUT)
+        with opened.lock(10):
+            opened.begin(Version(version), fence)
+            keys = list(rows)
+            at = opened.rows(LAYOUT.key.encode([pa.array(keys, pa.int64())], hashes(keys), []))
+            opened.set("n", at, np.array(list(rows.values())))
+            if ends:
+                opened.finish()
+        opened.close()
+
+    def checkpoint(self, table: TableName, version: int, rows: Rows, base: int | None) -> Part:
+        """A batch with which a checkpoint is taken."""
+        self.batch(table, version, rows)
+        return self.store(self.capture(table, version, base))
+
+    def rows(self, table: TableName) -> Rows:
+        """What is in a table, as the node captures it."""
+        (version, *_) = self.versions(table)[table]
+        file = self.capture(table, version)
+        found = state_rows([read(self.ask(Fetch(file=file)), name=file)])
+        self.ask(Drop(epoch=self.epoch, captures=(file,)))
+        return dict(zip(found["key"].to_pylist(), found["n"].to_pylist(), strict=True))
+
+    def seen(self) -> list[tuple[str, int, int]]:
+        found = [(path, path.lstat()) for path in self.root.rglob("*") if path.name != "lock"]
+        return sorted((str(path), at.st_ino, at.st_mtime_ns) for path, at in found)
+
+
+def capture(
+    epoch: Epoch, table: TableName, version: int, base: int | None = None, **changes: Any
+) -> Capture:
+    request = Capture(
+        epoch=epoch, table=table, layout=LAYOUT, operator=OperatorName("op"), instance=Instance(0),
+        groups=ALL, version=Version(version), base=None if base is None else Version(base), fence=1,
+    )  # fmt: skip
+    return replace(request, **changes)
+
+
+@pytest.fixture(scope="module", params=["local", "in a process of its own", "files", "peers"])
+def served(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    start: Starter,
+    secret: Secret,
+) -> Iterator[Case]:
+    folder = tmp_path_factory.mktemp("served")
+    root, files = folder / "state" / HOST / QUERY, Files(str(folder / "store"))
+    if request.param in ("local", "in a process of its own"):
+        store = files.open()
+        apart = None if request.param == "local" else files
+        yield Case(LocalNode(root, lambda *_: store, apart), root, Prefix("x/"), {}, Epoch(0))
+        return
+    context = {"root": str(root), "host": HOST, "secret": secret.to_hex()}
+    if request.param == "files":
+        context["files"] = files.uri
+    address = start(
+        folder=folder / "agent", log=folder / "agent" / "log",
+        node="anabranch.nodes.serving:make", context=context,
+    )  # fmt: skip
+    under = "x/" if request.param == "files" else peer_name(HOST, "x/")
+    with RemoteNode(str(address), Signer(secret)) as node:
+        # Nobody listens there: a node does not ask itself for what it has.
+        yield Case(node, root, Prefix(under), {HOST: Address(f"{HOST}:1")}, Epoch(0))
+
+
+@pytest.fixture
+def case(served: Case) -> Case:
+    """A node without tables, for the driver of an epoch that is later than all before."""
+    served.epoch = Epoch(served.epoch + 10)
+    served.ask(Drop(epoch=served.epoch, tables=tuple(served.versions())))
+    return served
+
+
+FEW = {key: 10 * key for key in range(20)}
+MORE = {key: 1000 + key for key in range(15, 25)}
+
+
+def test_a_table_is_made_filled_captured_and_made_again(case: Case) -> None:
+    assert case.make(FIRST, -1) == 0
+    assert case.versions(FIRST) == {FIRST: (-1,)}
+    part = case.checkpoint(FIRST, 0, FEW, None)
+    assert (part.version, part.base, part.groups, part.rows) == (0, None, ALL, len(FEW))
+    assert part.name.startswith(case.under)
+    assert case.make(SECOND, 0, part) == part.bytes
+    assert case.rows(SECOND) == FEW
+    assert case.make(THIRD, 0, part, groups=HALF) == part.bytes
+    assert case.versions(THIRD)[THIRD] == (0,)
+    assert case.ask(Fetch(file=case.ask(capture(case.epoch, THIRD, 0, groups=HALF)))).size > 0
+    halved = case.store(case.ask(capture(case.epoch, THIRD, 0, groups=HALF)))
+    assert halved.rows == len(of_groups(FEW, HALF))
+
+
+def test_a_table_is_made_in_place_of_another(case: Case) -> None:
+    case.make(FIRST, -1)
+    part = case.checkpoint(FIRST, 0, FEW, None)
+    case.batch(FIRST, 1, MORE)
+    case.make(FIRST, 0, part)
+    assert case.rows(FIRST) == FEW
+    case.make(FIRST, 7)
+    assert case.versions(FIRST) == {FIRST: (7,)}
+    assert case.rows(FIRST) == {}
+
+
+def changed(case: Case) -> tuple[Part, Part]:
+    """A full part of a table, and one of what changed since; there are both tables."""
+    case.make(FIRST, -1)
+    full = case.checkpoint(FIRST, 0, FEW, None)
+    case.make(SECOND, 0, full)
+    case.batch(SECOND, 1, MORE)
+    return full, case.store(case.capture(SECOND, 1, 0))
+
+
+def test_a_table_is_advanced_by_changes(case: Case) -> None:
+    full, changes = changed(case)
+    assert (changes.base, changes.rows) == (0, len(MORE))
+    case.make(FIRST, 0, full)
+    case.advance(FIRST, 0, changes)
+    assert case.rows(FIRST) == FEW | MORE
+    with pytest.raises(StateMissing):
+        case.advance(FIRST, 3, changes)
+    with pytest.raises(CheckpointError):
+        case.advance(FIRST, 1, full)
+
+
+@pytest.mark.timeout(600)
+def test_parts_are_merged(case: Case) -> None:
+    full, changes = changed(case)
+    schema = CheckpointSchema.of(LAYOUT)
+    request = Merge(
+        epoch=case.epoch, peers=case.peers, schema=schema, parts=(full, changes), under=case.under
+    )
+    merged = case.ask(request, 500)  # a process of the lowest priority takes long on a busy machine
+    assert (merged.version, merged.base) == (1, None)
+    assert merged.name not in (full.name, changes.name)
+    for parts in ((merged,), (full, changes)):
+        case.make(THIRD, 1, *parts)
+        assert case.rows(THIRD) == FEW | MORE
+
+
+def test_parts_that_do_not_lead_to_the_version_change_nothing(case: Case) -> None:
+    full, changes = changed(case)
+    before = case.seen()
+    with pytest.raises(CheckpointError, match=r"was to be made at version 1, .* to version 0"):
+        case.make(FIRST, 1, full)
+    with pytest.raises(CheckpointError, match=r"only the changes|lack"):
+        case.make(FIRST, 1, changes)
+    gone = replace(full, name=f"{case.under}nothing")
+    with pytest.raises(CheckpointNotFound):
+        case.make(FIRST, 0, gone)
+    with pytest.raises(SchemaChanged):
+        case.make(FIRST, 0, full, layout=OTHER)
+    assert case.seen() == before
+    assert case.rows(FIRST) == FEW
+
+
+def test_what_can_be_used_is_told_and_nothing_is_changed(case: Case) -> None:
+    assert case.versions(FIRST) == {}
+    for table in (FIRST, SECOND, THIRD):
+        case.make(table, -1)
+    case.batch(FIRST, 0, FEW)
+    case.batch(SECOND, 0, FEW)
+    case.batch(SECOND, 1, MORE, ends=False)
+    before = case.seen()
+    assert case.versions() == {FIRST: (), SECOND: (), THIRD: ()}
+    assert case.versions(FIRST, SECOND) == {FIRST: (0, -1), SECOND: (0,), THIRD: ()}
+    assert case.ask(Inspect(layouts={FIRST: OTHER}))[FIRST] == (), "of other columns"
+    assert case.seen() == before
+    (case.path(FIRST) / "table").write_bytes(b"damaged")
+    assert case.versions(FIRST, SECOND) == {FIRST: (), SECOND: (0,), THIRD: ()}
+
+
+def test_a_table_that_somebody_holds_cannot_be_used(case: Case) -> None:
+    for table in (FIRST, SECOND):
+        case.make(table, -1)
+    opened = StateTable.open(case.path(FIRST), LAYOUT)
+    with opened.lock(0):
+        found = case.ask(Inspect(layouts={FIRST: LAYOUT, SECOND: LAYOUT}), 5)
+        assert found == {FIRST: (), SECOND: (-1,)}
+    opened.close()
+    assert case.versions(FIRST) == {FIRST: (-1,), SECOND: ()}
+
+
+def test_a_table_is_captured_at_the_version_that_is_asked_for(case: Case) -> None:
+    case.make(FIRST, -1)
+    case.batch(FIRST, 0, FEW)
+    case.batch(FIRST, 1, MORE)
+    for version in (-1, 2, 7):
+        with pytest.raises(StateMissing, match=r"op@1/0 is at version 1"):
+            case.capture(FIRST, version)
+    assert case.rows(FIRST) == FEW | MORE
+    case.store(case.capture(FIRST, 0))
+    assert case.versions(FIRST) == {FIRST: (0,)}, "it was rolled back"
+    assert case.rows(FIRST) == FEW
+    with pytest.raises(StateMissing):
+        case.capture(SECOND, 0)
+
+
+def test_what_comes_late_takes_no_batch_back(case: Case) -> None:
+    _, changes = changed(case)
+    case.batch(FIRST, 1, MORE, fence=2)
+    for late in (lambda: case.capture(FIRST, 0), lambda: case.advance(FIRST, 0, changes)):
+        with pytest.raises(Fenced, match="came too late"):
+            late()
+        assert case.versions(FIRST)[FIRST] == (1, 0)
+
+
+def test_tables_are_renamed_and_dropped(case: Case) -> None:
+    case.make(FIRST, -1)
+    case.batch(FIRST, 0, FEW)
+    rename = Rename(epoch=case.epoch, table=FIRST, to=THIRD)
+    for _ in range(2):
+        case.ask(rename)
+        assert case.versions(FIRST, THIRD) == {THIRD: (0, -1)}
+    case.make(SECOND, -1)
+    for _ in range(2):
+        case.ask(Drop(epoch=case.epoch, tables=(THIRD, FIRST)))
+        assert case.versions() == {SECOND: ()}
+    assert not case.path(THIRD).parent.exists()
+
+
+def test_what_a_killed_node_has_half_made_is_known_and_dropped(case: Case) -> None:
+    half = case.path(FIRST).parent / ".0.restoring"
+    half.mkdir(parents=True)
+    (half / "table").write_bytes(b"half")
+    assert case.versions(FIRST) == {FIRST: ()}
+    case.ask(Drop(epoch=case.epoch, tables=(FIRST,)))
+    assert case.versions() == {}
+    assert not half.parent.exists()
+
+
+def test_captures_are_fetched_and_dropped(case: Case) -> None:
+    case.make(FIRST, -1)
+    case.batch(FIRST, 0, FEW)
+    file = case.capture(FIRST, 0)
+    assert Path(file).parent == case.root / CAPTURES
+    data = Path(file).read_bytes()
+    assert case.ask(Fetch(file=file)).to_pybytes() == data
+    assert Path(file).exists()
+    for _ in range(2):
+        case.ask(Drop(epoch=case.epoch, captures=(file,)))
+        assert not Path(file).exists()
+    with pytest.raises(StateMissing, match="there is no capture"):
+        case.ask(Fetch(file=file))
+    with pytest.raises(StateMissing, match="there is no capture"):
+        case.store(file)
+    with pytest.raises(Refused, match="no capture of this query"):
+        case.ask(Fetch(file=CaptureFile("/etc/passwd")))
+
+
+def changes_of(case: Case, file: CaptureFile, part: Part) -> list[Change[Any]]:
+    """A request of every kind that changes something."""
+    backed: dict[str, Any] = {"epoch": case.epoch, "peers": case.peers}
+    table: dict[str, Any] = {"table": FIRST, "layout": LAYOUT, "groups": ALL}
+    return [
+        Make(**backed, **table, version=Version(-1)),
+        Advance(**backed, **table, since=Version(0), parts=(part,), fence=1),
+        capture(case.epoch, FIRST, 0),
+        Rename(epoch=case.epoch, table=FIRST, to=THIRD),
+        Drop(epoch=case.epoch, tables=(FIRST,), captures=(file,)),
+        Store(**backed, file=file, under=case.under),
+        Merge(**backed, schema=CheckpointSchema.of(LAYOUT), parts=(part,), under=case.under),
+    ]
+
+
+def test_a_driver_of_before_changes_nothing(case: Case) -> None:
+    case.make(FIRST, -1)
+    part = case.checkpoint(FIRST, 0, FEW, None)
+    file = case.capture(FIRST, 0)
+    stale = changes_of(case, file, part)
+    fenced = {cls for cls in VERBS.values() if issubclass(cls, Change)}
+    of_agents = {Put, Delete, Stop}
+    assert {type(each) for each in stale} == {
+        cls for cls in fenced - of_agents if cls.__module__ == Change.__module__
+    }
+    before = case.seen()
+    for request in stale:
+        with pytest.raises(Fenced, match=f"driver of epoch {case.epoch} has taken the query over"):
+            case.ask(replace(request, epoch=Epoch(case.epoch - 1)))
+        assert case.seen() == before, request
+    assert case.versions(FIRST) == {FIRST: (0, -1)}, "whoever reads may be anybody"
+    assert case.ask(Fetch(file=file)).size > 0
+    # A later driver has taken over once it has asked for anything.
+    later = Epoch(case.epoch + 1)
+    case.ask(Drop(epoch=later))
+    for request in stale:
+        with pytest.raises(Fenced, match=f"driver of epoch {later}"):
+            case.ask(request)
+    case.epoch = later
+    assert case.rows(FIRST) == FEW
+
+
+def test_many_requests_at_once(case: Case) -> None:
+    """Each table is made over and over by several threads, and is whole whenever it is seen."""
+    case.make(FIRST, -1)
+    part = case.checkpoint(FIRST, 0, FEW, None)
+    failed: list[object] = []
+
+    def work(number: int) -> None:
+        table = (SECOND, THIRD)[number % 2]
+        try:
+            for _ in range(5):
+                case.make(table, 0, part)
+                if case.versions(table).get(table, ()) not in ((0,), ()):
+                    failed.append("it is at another version")
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert case.rows(SECOND) == case.rows(THIRD) == FEW
+    left = {path.name for name in (SECOND, THIRD) for path in case.path(name).parent.iterdir()}
+    assert left == {"0", "1"}, "nothing half made"
