@@ -1,0 +1,132 @@
+"""Batches: which may run, with what, and what follows from their end.
+
+A batch runs only while every group is served, and nothing that must see the state between two
+batches is going on. A batch that failed because a process was lost is run again after a pause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.protocols import checkpoint, move
+from anabranch.protocols.events import BatchCommitted, BatchFailed, Cause
+from anabranch.protocols.model import serving
+from anabranch.protocols.orders import SECOND, CancelBatch, RunBatch, Trim, Wake
+from anabranch.protocols.query import Batch, Query, Turn
+from anabranch.state.groups import KeyGroups
+from anabranch.units import NO_VERSION, Version
+
+ATTEMPTS = 8
+_FIRST_PAUSE, _LONGEST_PAUSE = SECOND // 10, 3 * SECOND
+_MOST_KEPT = 200
+"""What was sent in so many batches is kept at most."""
+
+
+def ask(turn: Turn, version: Version) -> None:
+    """Spark wants to run a batch."""
+    if version == turn.query.committed + 1:
+        turn.change(batch=Batch(version))
+
+
+def run(turn: Turn) -> None:
+    """Run the batch that is wanted, if it may run now; end one that cannot succeed."""
+    query = turn.query
+    batch = query.batch
+    if batch is None:
+        return
+    if batch.fence is not None:
+        if query.suspects and not batch.cancelled:
+            turn.change(batch=replace(batch, cancelled=True))
+            turn.send(CancelBatch(batch.version, batch.fence))
+        return
+    if held(query) or batch.not_before > query.now:
+        return
+    fence = turn.fence()
+    if checkpoint.urgent(query) or not move.postpones_checkpoints(query):
+        captures = checkpoint.captures(turn)
+    else:
+        captures = move.captures(turn)
+    turn.change(batch=replace(batch, fence=fence, attempts=batch.attempts + 1, cancelled=False))
+    turn.send(
+        RunBatch(
+            batch.version,
+            fence,
+            query.arrangement,
+            query.routed,
+            tuple(serving(query.slices.values())),
+            captures,
+            deliver=batch.version > query.delivered,
+        )
+    )
+
+
+def held(query: Query) -> bool:
+    """Whether no batch may begin now."""
+    return bool(
+        query.stopped
+        or query.restart
+        or query.recovery
+        or query.suspects
+        or checkpoint.holds(query)
+        or move.holds(query)
+    )
+
+
+def commit(turn: Turn, event: BatchCommitted) -> None:
+    """A batch is done."""
+    batch = turn.query.batch
+    if batch is None or batch.fence != event.fence or batch.version != event.version:
+        return
+    slices = dict(turn.query.slices)
+    for each in serving(turn.query.slices.values()):
+        report = event.reports.get(each.id)
+        if report is not None and each.leaving and report.left_to_shed == 0:
+            slices[each.id] = replace(each, leaving=KeyGroups())
+    turn.change(batch=None, committed=event.version, slices=slices)
+    move.commit(turn, event.reports)
+    checkpoint.commit(turn, event.reports)
+
+
+def fail(turn: Turn, event: BatchFailed) -> None:
+    """A batch was not committed: run it again, if that can help."""
+    batch = turn.query.batch
+    if batch is None or batch.fence != event.fence:
+        return
+    if event.cause in (Cause.FENCED, Cause.ERROR):
+        turn.stop(event.reason or event.cause.value)
+        return
+    turn.tell("batch failed", version=batch.version, attempt=batch.attempts, reason=event.reason)
+    move.batch_failed(turn)
+    checkpoint.batch_failed(turn)
+    attempts = batch.attempts
+    if turn.query.suspects:
+        attempts = 0  # it is known what was lost; the batch is not to blame
+    elif attempts >= ATTEMPTS:
+        turn.stop(f"batch {batch.version} failed {attempts} times: {event.reason}")
+        return
+    if event.cause is Cause.STATE_MISSING:
+        everything = frozenset(each.id for each in serving(turn.query.slices.values()))
+        turn.change(suspects=turn.query.suspects | everything)
+    later = turn.query.now + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempts)
+    turn.change(batch=Batch(batch.version, attempts, not_before=later))
+    turn.send(Wake(later))
+
+
+def trim(turn: Turn) -> None:
+    """Let go of what was sent and no slice needs any more."""
+    query = turn.query
+    trimmed = dict(query.trimmed)
+    for name in query.operators:
+        usable = query.usable(name)
+        needed = [
+            query.inventory[name].newest(each.groups, usable)
+            for each in serving(query.slices.values(), name)
+        ]
+        oldest = min((NO_VERSION if at is None else at for at in needed), default=NO_VERSION)
+        oldest = min([oldest, *move.needs(query, name)])
+        upto = Version(max(oldest, query.committed - _MOST_KEPT))
+        if upto > trimmed.get(name, NO_VERSION):
+            trimmed[name] = upto
+            turn.send(Trim(name, upto))
+    if trimmed != query.trimmed:
+        turn.change(trimmed=trimmed)

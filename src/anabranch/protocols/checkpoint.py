@@ -1,0 +1,423 @@
+"""Checkpoints: captured with a batch, stored beside the stream, published when they are whole.
+
+A checkpoint is of some operators or of all. Parts of whichever slices are stored serve to recover
+and to move these. Once the parts make all operators at one version, a manifest of it is published,
+and a restart can begin there. Of everything older only what still serves is kept.
+
+Backups that are lost with their holder are made again: an operator with a slice that would not
+outlive its node is captured with the next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from anabranch.checkpointing.policy import Situation
+from anabranch.protocols.events import Done, Failed, SliceReport
+from anabranch.protocols.model import Part, Published, Slice, SliceId, serving
+from anabranch.protocols.orders import (
+    SECOND,
+    Advance,
+    Capture,
+    Captured,
+    CaptureWanted,
+    CommandId,
+    Drop,
+    End,
+    Make,
+    Merge,
+    Publish,
+    Store,
+    Wake,
+    Withdraw,
+)
+from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.state.groups import KeyGroups
+from anabranch.units import NO_VERSION, Version
+
+_LONGEST_PAUSE = 30
+"""Seconds after a checkpoint that failed; shorter after the first ones."""
+_PATIENCE = 5 * SECOND
+"""A wanted checkpoint waits so long for a batch to be taken with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A checkpoint under way."""
+
+    version: Version
+    commands: tuple[CommandId, ...] = ()
+    at_rest: bool = False
+    """Whether captures are being taken between two batches; the stream waits for them."""
+    failure: str | None = None
+    publishing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What is due, and what is under way."""
+
+    last: Mapping[str, int] = field(default_factory=dict)
+    """When the policy's last checkpoint of each operator was begun."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """Batches committed since."""
+    wanted: frozenset[str] = frozenset()
+    """Operators to capture with the next batch, whatever the policy says."""
+    wanted_since: int = 0
+    commands: tuple[CommandId, ...] = ()
+    """Commands that wait for a checkpoint of all operators."""
+    ordered: frozenset[str] = frozenset()
+    """Operators that the batch which runs was told to capture because they are due."""
+    failures: int = 0
+    """Checkpoints that failed in a row."""
+    not_before: int = 0
+    """After one that failed there is a pause."""
+    current: Current | None = None
+
+
+def want(turn: Turn, *operators: str, command: CommandId | None = None) -> None:
+    """Capture operators with the next batch, or at rest if there is none for a while."""
+    mine = _mine(turn.query)
+    since = mine.wanted_since if mine.wanted else turn.query.now
+    commands = mine.commands if command is None else (*mine.commands, command)
+    _change(turn, wanted=mine.wanted | set(operators), wanted_since=since, commands=commands)
+    turn.send(Wake(since + _PATIENCE))
+
+
+def holds(query: Query) -> bool:
+    """Whether the stream waits: for captures, or because a restart would not find its offsets."""
+    return _behind(query) >= query.policies.retained_offsets or any(
+        isinstance(waiting.order, Capture) for waiting in query.outstanding.values()
+    )
+
+
+def urgent(query: Query) -> bool:
+    """Whether a checkpoint must not be put off any more."""
+    return 2 * _behind(query) >= query.policies.retained_offsets
+
+
+def _behind(query: Query) -> int:
+    """How many batches a restart would have to run again."""
+    if not query.policies.checkpointing.backs_up:
+        return 0
+    return query.committed - _restartable(query)
+
+
+def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
+    """What the batch that is about to run is to capture."""
+    query = turn.query
+    mine = _mine(query)
+    if mine.current is not None or query.batch is None or query.batch.version <= query.delivered:
+        return ()
+    if query.now < mine.not_before:
+        return ()
+    due = frozenset(name for name in query.operators if _is_due(query, mine, name))
+    _change(turn, ordered=due)
+    chosen = due | mine.wanted
+    return tuple(
+        _capture(query, each) for each in serving(query.slices.values()) if each.operator in chosen
+    )
+
+
+def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
+    """A batch is committed: store what it captured."""
+    mine, version = _mine(turn.query), turn.query.committed
+    batches = {name: mine.batches.get(name, 0) + 1 for name in turn.query.operators}
+    last = dict(mine.last)
+    for name in mine.ordered:
+        last[name], batches[name] = turn.query.now, 0
+    _change(turn, batches=batches, last=last, ordered=frozenset())
+    told = {i: r for i, r in reports.items() if _is_mine(r)}
+    if not told or mine.current is not None:
+        return
+    operators = {turn.query.slices[i].operator for i in told}
+    commands = mine.commands if operators == set(turn.query.operators) else ()
+    _change(
+        turn,
+        current=Current(version, commands),
+        wanted=mine.wanted - operators,
+        commands=() if commands else mine.commands,
+    )
+    for report in told.values():
+        if report.captured is not None:
+            _store(turn, report.captured)
+        else:
+            _fail(turn, report.not_captured or "there was no room for a capture")
+    _go_on(turn)
+
+
+def batch_failed(turn: Turn) -> None:
+    """What the batch captured is of no use."""
+    _change(turn, ordered=frozenset())
+
+
+def look(turn: Turn) -> None:
+    """Take a checkpoint at rest, if one is wanted and no batch comes that could take it."""
+    query = turn.query
+    mine = _mine(query)
+    exhausted = _behind(query) >= query.policies.retained_offsets
+    everything = frozenset(query.operators if mine.commands or exhausted else ())
+    wanted = mine.wanted | everything
+    if not wanted or mine.current is not None or query.running or query.suspects:
+        return
+    if query.recovery or query.restart or query.stopped or (query.moves and not exhausted):
+        return
+    if query.committed == NO_VERSION:
+        for command in mine.commands:
+            turn.send(End(command, result=NO_VERSION))
+        _change(turn, wanted=frozenset(), commands=())
+        return
+    if query.now < mine.not_before or not (exhausted or query.now >= mine.wanted_since + _PATIENCE):
+        return
+    _change(
+        turn,
+        current=Current(query.committed, mine.commands, at_rest=True),
+        wanted=frozenset(),
+        commands=(),
+    )
+    fence = turn.fence()
+    for each in serving(query.slices.values()):
+        wanted_capture = _capture(query, each)
+        if each.operator in wanted and wanted_capture.base != query.committed:
+            # At rest a table is not marked clean, so what it knows of changes stays as it is.
+            wanted_capture = replace(wanted_capture, clean=False)
+            order = Capture(wanted_capture, each, query.committed, fence)
+            turn.order(order, Owner.CHECKPOINT)
+    _go_on(turn)
+
+
+def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    """The answer to an order of a checkpoint."""
+    match waiting.order, event:
+        case Capture(), Done(answer=Captured() as captured):
+            _store(turn, captured)
+        case Store(captured), Done(answer=Part() as part):
+            turn.add_part(part)
+        case Store(captured), Failed(reason=reason):
+            if captured.node in turn.query.nodes:
+                turn.send(Drop(captured.node, files=(captured.file,)))
+            _fail(turn, reason)
+        case Publish(published), Done():
+            _published(turn, published)
+        case Publish(published), Failed(reason=reason):
+            # It may have been written all the same, and must not name parts that are dropped.
+            turn.send(Withdraw((published.version,), ()))
+            _fail(turn, reason)
+        case _, Failed(reason=reason):
+            _fail(turn, reason)
+    _go_on(turn)
+
+
+def review(turn: Turn) -> None:
+    """Have every slice protected whose backup was lost, or is on its own node."""
+    query = turn.query
+    mine = _mine(query)
+    if not query.policies.checkpointing.backs_up or query.committed == NO_VERSION:
+        return
+    if mine.current is not None:
+        return  # looked at again when it is done
+    for each in serving(query.slices.values()):
+        if each.operator not in mine.wanted and not _is_protected(query, each):
+            want(turn, each.operator)
+
+
+def sent_is_lost(turn: Turn, senders: frozenset[str]) -> None:
+    """What operators sent is lost with a node: those behind them cannot replay it any more."""
+    query = turn.query
+    if query.policies.checkpointing.backs_up and query.committed != NO_VERSION:
+        behind = [n for n, plan in query.operators.items() if senders.intersection(plan.before)]
+        if behind:
+            want(turn, *behind)
+
+
+def _is_protected(query: Query, each: Slice) -> bool:
+    """Whether a slice outlives its node, or nothing better can be had than what there is."""
+    safe = query.protected(each)
+    if safe is not None and safe >= query.trimmed.get(each.operator, NO_VERSION):
+        return True
+    others = query.nodes.keys() - {each.node}
+    next_part = Part("", each.operator, query.committed, None, each.groups, query.holders(each))
+    return each.node not in query.nodes or not query.policies.backup.available(next_part, others)
+
+
+def interrupt(turn: Turn) -> None:
+    """State was lost: captures that are not stored yet may never be."""
+    current = _mine(turn.query).current
+    if current is not None and current.at_rest:
+        turn.forget(Owner.CHECKPOINT)
+        _fail(turn, "a node was lost")
+        _go_on(turn)
+
+
+def abandon(turn: Turn, reason: str) -> None:
+    """The query goes back to an earlier version: nothing that is under way counts."""
+    mine = _mine(turn.query)
+    commands = mine.commands if mine.current is None else (*mine.current.commands, *mine.commands)
+    for command in commands:
+        turn.send(End(command, reason))
+    turn.change(checkpoints=Checkpoints(last=mine.last, failures=mine.failures))
+
+
+def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    """The answer to an order to merge a chain of parts."""
+    match waiting.order, event:
+        case Merge(), Done(answer=Part() as part):
+            turn.add_part(part)
+        case Merge(slice), Failed(reason=reason):
+            # A chain that cannot be merged must not grow any more.
+            if slice.id in turn.query.slices:
+                turn.put(replace(turn.query.slices[slice.id], base=None))
+            turn.tell("merge failed", slice=slice.id, reason=reason)
+
+
+def _capture(query: Query, each: Slice) -> CaptureWanted:
+    inventory, usable = query.inventory[each.operator], query.usable(each.operator)
+    known = (
+        query.policies.checkpointing.tracks_changes
+        and each.base is not None
+        and each.groups <= inventory.reach(usable).get(each.base, KeyGroups())
+    )
+    return CaptureWanted(each.id, each.groups, each.base if known else None, clean=True)
+
+
+def _is_due(query: Query, mine: Checkpoints, name: str) -> bool:
+    situation = Situation(query.now, mine.last.get(name, 0), mine.batches.get(name, 0))
+    return query.policies.checkpointing.decide(situation) is not None
+
+
+def _is_mine(report: SliceReport) -> bool:
+    return report.not_captured is not None or (
+        report.captured is not None and report.captured.clean
+    )
+
+
+def _store(turn: Turn, captured: Captured) -> None:
+    query = turn.query
+    each = query.slices.get(captured.slice)
+    if each is None or captured.node not in query.nodes:
+        _fail(turn, f"the node of slice {captured.slice} was lost")
+        return
+    if not _at_rest(query):
+        turn.put(replace(each, base=captured.version))
+    turn.order(Store(captured, query.holders(each)), Owner.CHECKPOINT)
+
+
+def _at_rest(query: Query) -> bool:
+    current = _mine(query).current
+    return current is not None and current.at_rest
+
+
+def _fail(turn: Turn, reason: str) -> None:
+    current = _mine(turn.query).current
+    if current is not None and current.failure is None:
+        _change(turn, current=replace(current, failure=reason))
+
+
+def _go_on(turn: Turn) -> None:
+    """The next step of the checkpoint under way, once all orders of the last one are answered."""
+    query = turn.query
+    mine = _mine(query)
+    current = mine.current
+    pending = [w.order for w in query.outstanding.values() if w.owner is Owner.CHECKPOINT]
+    if current is None:
+        return
+    if current.at_rest and not any(isinstance(order, Capture) for order in pending):
+        current = replace(current, at_rest=False)
+        _change(turn, current=current)
+    if pending:
+        return
+    whole = _whole(query, current.version)
+    if current.failure is None and whole is not None and not current.publishing:
+        _change(turn, current=replace(current, publishing=True))
+        turn.order(Publish(whole), Owner.CHECKPOINT)
+        return
+    failures = 0 if current.failure is None else mine.failures + 1
+    pause = query.now + min(failures, _LONGEST_PAUSE) * SECOND
+    _change(turn, current=None, failures=failures, not_before=pause)
+    turn.send(Wake(pause))
+    if current.failure is not None:
+        turn.tell("checkpoint failed", version=current.version, reason=current.failure)
+        if failures > query.policies.tolerate:
+            turn.stop(f"{failures} checkpoints in a row failed: {current.failure}")
+    for command in current.commands:
+        turn.send(End(command, current.failure, current.version))
+    review(turn)
+
+
+def _whole(query: Query, version: Version) -> Published | None:
+    """The manifest of a version, if all operators can be made at it from parts that can be had."""
+    parts = {}
+    for name, plan in query.operators.items():
+        usable, everything = query.usable(name), KeyGroups.all(plan.key_groups)
+        inventory = query.inventory[name]
+        if not everything <= inventory.reach(usable).get(version, KeyGroups()):
+            return None
+        parts[name] = inventory.recipe(everything, version, usable)
+    return Published(version, parts)
+
+
+def _published(turn: Turn, published: Published) -> None:
+    query = turn.query
+    newer = (*(p for p in query.published if p.version != published.version), published)
+    retain = query.policies.checkpointing.retain
+    kept, old = newer[-retain:], newer[:-retain]
+    turn.change(published=kept)
+    needed = _needed(turn.query)
+    dropped: list[Part] = []
+    inventory = dict(query.inventory)
+    for name, of in query.inventory.items():
+        useless = [part for part in of.parts if part.name not in needed]
+        inventory[name] = of.without({part.name for part in useless})
+        dropped += useless
+    turn.change(inventory=inventory)
+    if old or dropped:
+        turn.send(Withdraw(tuple(p.version for p in old), tuple(dropped)))
+    _merge_longest(turn)
+
+
+def _needed(query: Query) -> set[str]:
+    """The names of parts that something still needs."""
+    needed = {p.name for manifest in query.published for of in manifest.parts.values() for p in of}
+    for each in serving(query.slices.values()):
+        usable, inventory = query.usable(each.operator), query.inventory[each.operator]
+        version = inventory.newest(each.groups, usable)
+        if version is not None:
+            needed |= {part.name for part in inventory.recipe(each.groups, version, usable)}
+    for waiting in query.outstanding.values():
+        match waiting.order:
+            case Make(_, parts) | Advance(_, parts) | Merge(_, parts):
+                needed |= {part.name for part in parts}
+    for moving in query.moves.values():
+        for part in query.inventory[moving.operator].parts:
+            if part.version >= moving.begun:
+                needed.add(part.name)
+    return needed
+
+
+def _merge_longest(turn: Turn) -> None:
+    query = turn.query
+    if any(waiting.owner is Owner.MERGE for waiting in query.outstanding.values()):
+        return
+    for each in serving(query.slices.values()):
+        inventory, usable = query.inventory[each.operator], query.usable(each.operator)
+        version = inventory.newest(each.groups, usable)
+        if version is None or each.node not in query.ready:
+            continue
+        chain = inventory.recipe(each.groups, version, usable)
+        if len(chain) > query.policies.longest_chain:
+            order = Merge(each, chain, each.groups, version, query.holders(each))
+            turn.order(order, Owner.MERGE)
+            return
+
+
+def _restartable(query: Query) -> Version:
+    return query.published[-1].version if query.published else Version(query.oldest_offsets - 1)
+
+
+def _mine(query: Query) -> Checkpoints:
+    return query.checkpoints or Checkpoints()
+
+
+def _change(turn: Turn, **fields: object) -> None:
+    turn.change(checkpoints=replace(_mine(turn.query), **fields))  # type: ignore[arg-type]

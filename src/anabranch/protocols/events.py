@@ -1,0 +1,154 @@
+"""What happens to a query, as its coordinator is told: everything it decides follows from these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from anabranch.protocols.model import Facts, Host, SliceId
+from anabranch.protocols.orders import Captured, CommandId, OrderId
+from anabranch.units import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A driver took the query over, and read what the one before had left."""
+
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCame:
+    """A host has an executor."""
+
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A host has no executor any more."""
+
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAsked:
+    """Spark wants to run a batch."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """What a task says of a slice after a batch."""
+
+    captured: Captured | None = None
+    not_captured: str | None = None
+    rows: int = 0
+    changed: int = 0
+    left_to_shed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted:
+    """A batch is done: state, results and commit."""
+
+    version: Version
+    fence: int
+    reports: Mapping[SliceId, SliceReport] = field(default_factory=dict)
+
+
+class Cause(Enum):
+    """Why a batch failed."""
+
+    PROCESS_LOST = "a process was lost"
+    STATE_MISSING = "a state table is missing"
+    FENCED = "another driver has taken over"
+    ERROR = "an error that comes again"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """A batch was not committed."""
+
+    version: Version
+    fence: int
+    cause: Cause
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An order was carried out."""
+
+    order: OrderId
+    answer: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An order was not carried out, or nobody knows whether it was."""
+
+    order: OrderId
+    reason: str = ""
+    unreachable: Host | None = None
+    """The node that did not answer."""
+    damaged: str | None = None
+    """The part that cannot be read."""
+    missing: SliceId | None = None
+    """The slice whose table is not there, or not at the version it should be at."""
+    fenced: bool = False
+    """Whether another driver has taken over, and this one is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The answer to Prepare and Inspect: what a node has."""
+
+    tables: Mapping[SliceId, frozenset[Version]]
+    """Its tables, and the versions that each can be brought to."""
+    parts: frozenset[str] = frozenset()
+    """The names of the parts that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The user wants an operator over so many instances."""
+
+    command: CommandId
+    operator: str
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """The user wants instances spread evenly over the nodes."""
+
+    command: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCheckpoint:
+    """The user wants a checkpoint now."""
+
+    command: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The user does not want a command carried out any more."""
+
+    command: CommandId
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The moment of a Wake has come, or nothing else has happened for a while."""
+
+
+Command = Scale | Rebalance | TakeCheckpoint
+Event = (
+    Started | NodeCame | NodeLost | BatchAsked | BatchCommitted | BatchFailed | Done | Failed
+    | Command | GiveUp | TimePassed
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""One step of the coordinator: an event changes the query, and orders go out.
+
+The event is taken by whom it is for; then every protocol looks at what has become of the query and
+takes its next step. So no protocol waits for another by name, only for the query to be as it needs.
+"""
+
+from __future__ import annotations
+
+from anabranch.protocols import batches, checkpoint, move, nodes, recover, restart
+from anabranch.protocols.events import (
+    BatchAsked,
+    BatchCommitted,
+    BatchFailed,
+    Done,
+    Event,
+    Failed,
+    GiveUp,
+    NodeCame,
+    NodeLost,
+    Rebalance,
+    Scale,
+    Started,
+    TakeCheckpoint,
+    TimePassed,
+)
+from anabranch.protocols.model import Host, Role, serving
+from anabranch.protocols.orders import Order, OrderId
+from anabranch.protocols.query import Outstanding, Owner, Query, Turn, node_of
+
+
+def step(query: Query, event: Event, now: int) -> tuple[Query, list[tuple[OrderId | None, Order]]]:
+    """The query after an event, and the orders that follow; those to be answered have a number."""
+    turn = Turn(query)
+    if now > query.now:
+        turn.change(now=now)
+    if query.stopped is None:
+        _take(turn, event)
+    if turn.query.stopped is None:
+        _go_on(turn)
+    return turn.query, turn.orders
+
+
+def _take(turn: Turn, event: Event) -> None:
+    match event:
+        case Started(facts):
+            restart.take_over(turn, facts)
+        case NodeCame(host):
+            nodes.add(turn, host)
+        case NodeLost(host):
+            turn.change(banned={h: at for h, at in turn.query.banned.items() if h != host})
+            _lose(turn, host)
+        case BatchAsked(version):
+            batches.ask(turn, version)
+        case BatchCommitted():
+            batches.commit(turn, event)
+            batches.trim(turn)
+        case BatchFailed():
+            batches.fail(turn, event)
+        case Done() | Failed():
+            _answer(turn, event)
+        case Scale() | Rebalance():
+            move.command(turn, event)
+        case TakeCheckpoint(command):
+            checkpoint.want(turn, *turn.query.operators, command=command)
+        case GiveUp(command):
+            move.give_up(turn, command)
+        case TimePassed():
+            pass
+
+
+def _go_on(turn: Turn) -> None:
+    _fail_what_is_late(turn)
+    nodes.look(turn)
+    restart.run(turn)
+    recover.run(turn)
+    move.run(turn)
+    checkpoint.look(turn)
+    batches.run(turn)
+    nodes.ask_for_more(turn)
+
+
+def _fail_what_is_late(turn: Turn) -> None:
+    now = turn.query.now
+    for number, waiting in list(turn.query.outstanding.items()):
+        if waiting.deadline <= now and number in turn.query.outstanding:
+            reason = "it was not answered in time"
+            _answer(turn, Failed(number, reason, unreachable=node_of(waiting.order)))
+
+
+def _answer(turn: Turn, event: Done | Failed) -> None:
+    if isinstance(event, Failed) and event.fenced:
+        turn.stop("another driver has taken over")
+        return
+    waiting = turn.query.outstanding.get(event.order)
+    if waiting is None:
+        return  # it came twice, or nobody waits for it any more
+    rest = {n: w for n, w in turn.query.outstanding.items() if n != event.order}
+    turn.change(outstanding=rest)
+    _hand_over(turn, waiting, event)
+    if isinstance(event, Failed):
+        if event.damaged is not None:
+            turn.forget_part(event.damaged)
+            checkpoint.review(turn)
+        if event.unreachable is not None:
+            nodes.unreachable(turn, event.unreachable)
+        suspect = turn.query.slices.get(event.missing) if event.missing is not None else None
+        if suspect is not None and suspect.role is Role.SERVING:
+            turn.change(suspects=turn.query.suspects | {suspect.id})
+
+
+def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    match waiting.owner:
+        case Owner.NODES:
+            known = turn.query.nodes.keys()
+            nodes.answer(turn, waiting, event)
+            for host in known - turn.query.nodes.keys():
+                _after_loss(turn, host)
+            checkpoint.review(turn)
+        case Owner.CHECKPOINT:
+            checkpoint.answer(turn, waiting, event)
+            batches.trim(turn)
+        case Owner.MERGE:
+            checkpoint.merge(turn, waiting, event)
+        case Owner.MOVE:
+            move.answer(turn, waiting, event)
+        case Owner.RECOVERY:
+            recover.answer(turn, waiting, event)
+        case Owner.RESTART:
+            restart.answer(turn, waiting, event)
+
+
+def _lose(turn: Turn, host: Host) -> None:
+    if host in turn.query.nodes:
+        nodes.remove(turn, host)
+        _after_loss(turn, host)
+
+
+def _after_loss(turn: Turn, host: Host) -> None:
+    """Everything that needs a node that is gone begins again, or fails."""
+    slices = serving(turn.query.slices.values())
+    checkpoint.sent_is_lost(turn, frozenset(s.operator for s in slices if s.node == host))
+    restart.node_lost(turn, host)
+    recover.node_lost(turn, host)
+    move.node_lost(turn, host)
+    for number, waiting in list(turn.query.outstanding.items()):
+        if node_of(waiting.order) == host and number in turn.query.outstanding:
+            _answer(turn, Failed(number, f"node {host} was lost"))
+    checkpoint.review(turn)

@@ -1,0 +1,270 @@
+"""The state of a query as its coordinator knows it: frozen values, and questions about them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType, Protocol
+
+from anabranch.state.groups import KeyGroups, Routing
+from anabranch.units import NO_VERSION, Version
+
+SliceId = NewType("SliceId", str)
+"""``epoch-number``: no two slices of a query ever have the same, whichever driver made them."""
+
+Host = str
+"""The name of a node."""
+
+
+NO_GROUPS = KeyGroups()
+
+
+class Role(Enum):
+    """What a slice is for. Exactly one serving slice has each key group."""
+
+    SERVING = "serving"
+    ARRIVING = "arriving"
+    STANDBY = "standby"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some key groups of one operator with a state table of their own on one node."""
+
+    id: SliceId
+    operator: str
+    instance: int
+    node: Host
+    groups: KeyGroups
+    role: Role
+    version: Version = NO_VERSION
+    """The version of its table, as far as it is not serving: a serving one follows the commits."""
+    base: Version | None = None
+    """Its table knows what changed since this version; None: the next capture is of all rows."""
+    leaving: KeyGroups = NO_GROUPS
+    """Groups that another slice serves now, whose rows its table has not shed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A captured file at its holders: rows of some groups at a version, all or what changed.
+
+    A part with a ``base`` brings state of any version from its base on to its own version.
+    """
+
+    name: str
+    operator: str
+    version: Version
+    base: Version | None
+    groups: KeyGroups
+    holders: tuple[Host, ...] = ()
+    """The nodes that have it; none: it is in a store that outlives all nodes."""
+    bytes: int = 0
+
+
+class Readiness(Enum):
+    """Whether the agent of a node answers."""
+
+    NEW = "new"
+    PREPARING = "preparing"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host with an executor."""
+
+    host: Host
+    readiness: Readiness = Readiness.NEW
+    failures: int = 0
+    """How often in a row its agent could not be started."""
+    retry_at: int = 0
+    """When to try again, in microseconds of the coordinator's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPlan:
+    """What the protocols must know of a stateful operator."""
+
+    name: str
+    key_groups: int
+    before: tuple[str, ...] = ()
+    """The operators that send rows to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that a restart can begin from: the parts of every operator."""
+
+    version: Version
+    parts: Mapping[str, tuple[Part, ...]]
+
+
+class Inventory:
+    """The parts of one operator, oldest first, and which versions can be made of them."""
+
+    __slots__ = ("_reach", "parts")
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self.parts = tuple(sorted(parts, key=lambda part: (part.version, part.base is None)))
+        self._reach: tuple[frozenset[str], dict[Version, KeyGroups]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Inventory({[part.name for part in self.parts]})"
+
+    def with_part(self, part: Part) -> Inventory:
+        """The inventory after a part was stored."""
+        return Inventory([*(each for each in self.parts if each.name != part.name), part])
+
+    def without(self, names: Collection[str]) -> Inventory:
+        """The inventory after parts were dropped."""
+        return Inventory(part for part in self.parts if part.name not in names)
+
+    def reach(self, usable: frozenset[str]) -> Mapping[Version, KeyGroups]:
+        """For each version the groups whose state at it can be made of parts with these names.
+
+        >>> full = Part("f", "op", Version(3), None, KeyGroups.parse("0-7"))
+        >>> more = Part("m", "op", Version(5), Version(2), KeyGroups.parse("0-3"))
+        >>> Inventory([full, more]).reach(frozenset("fm"))
+        {3: KeyGroups('0-7'), 5: KeyGroups('0-3')}
+        """
+        if self._reach is not None and self._reach[0] == usable:
+            return self._reach[1]
+        reach: dict[Version, KeyGroups] = {}
+        for part in self.parts:
+            if part.name not in usable:
+                continue
+            groups = part.groups
+            if part.base is not None:
+                under = KeyGroups()
+                for version, reached in reach.items():
+                    if part.base <= version < part.version:
+                        under = under | reached
+                groups = groups & under
+            if groups:
+                reach[part.version] = reach.get(part.version, KeyGroups()) | groups
+        self._reach = (usable, reach)
+        return reach
+
+    def newest(
+        self, groups: KeyGroups, usable: frozenset[str], upto: Version | None = None
+    ) -> Version | None:
+        """The newest version at which all of these groups can be made, if there is one."""
+        for version, reached in sorted(self.reach(usable).items(), reverse=True):
+            if (upto is None or version <= upto) and groups <= reached:
+                return version
+        return None
+
+    def recipe(
+        self, groups: KeyGroups, version: Version, usable: frozenset[str]
+    ) -> tuple[Part, ...]:
+        """The parts to make these groups of at a version, oldest first; as few as possible."""
+        reach = self.reach(usable)
+        wanted: dict[tuple[Version, Version], KeyGroups] = {(version, version): groups}
+        chosen: list[Part] = []
+        for part in reversed(self.parts):
+            if part.name not in usable:
+                continue
+            taken = KeyGroups()
+            for least, most in list(wanted):
+                if least <= part.version <= most:
+                    able = part.groups & reach.get(part.version, KeyGroups())
+                    given = wanted[(least, most)] & able
+                    if given:
+                        taken = taken | given
+                        _leave(wanted, (least, most), given)
+            if taken:
+                chosen.append(part)
+                if part.base is not None:
+                    under = (part.base, Version(part.version - 1))
+                    wanted[under] = wanted.get(under, KeyGroups()) | taken
+        if any(wanted.values()):
+            raise LookupError(f"no parts make groups {groups} at version {version}: {self}")
+        return tuple(reversed(chosen))
+
+    def after(self, groups: KeyGroups, version: Version) -> tuple[Part, ...]:
+        """The parts that bring these groups on from a version, oldest first; as far as they go."""
+        found, at = [], version
+        for part in self.parts:
+            if part.base is not None and part.base <= at < part.version and groups <= part.groups:
+                found.append(part)
+                at = part.version
+        return tuple(found)
+
+
+def _leave(
+    wanted: dict[tuple[Version, Version], KeyGroups],
+    span: tuple[Version, Version],
+    given: KeyGroups,
+) -> None:
+    rest = wanted[span] - given
+    if rest:
+        wanted[span] = rest
+    else:
+        del wanted[span]
+
+
+class Backup(Protocol):
+    """Which nodes hold the parts of which slice, and what is left of them when nodes are gone."""
+
+    def holders(self, owner: Host, slice: Slice, nodes: Collection[Host]) -> tuple[Host, ...]:
+        """The nodes to store a part of a slice at; none: a store that outlives all nodes."""
+        ...
+
+    def available(self, part: Part, nodes: Collection[Host]) -> bool:
+        """Whether a part can be had from these nodes."""
+        ...
+
+
+class Placement(Protocol):
+    """Which instance runs on which node."""
+
+    def place(
+        self,
+        instances: Mapping[str, int],
+        alive: Collection[Host],
+        before: Mapping[str, tuple[Host, ...]],
+    ) -> Mapping[str, tuple[Host, ...]]:
+        """The hosts of all instances; those of ``before`` stay if their node is alive."""
+        ...
+
+    def missing(self, alive: Collection[Host], placed: Mapping[str, tuple[Host, ...]]) -> int:
+        """How many nodes are lacking."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Which instance has which groups of an operator, and where each instance runs."""
+
+    routing: Routing
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What lasts of a query: all that a driver needs to carry on where another one ended."""
+
+    routed: Mapping[str, Routed]
+    slices: Mapping[SliceId, Slice] = field(default_factory=dict)
+    """The serving slices, as they were noted last."""
+    noted: int = 0
+    """The arrangement of these slices."""
+    arrangement: int = 0
+    """The arrangement that the last committed batch ran with."""
+    published: tuple[Published, ...] = ()
+    committed: Version = NO_VERSION
+    """The last batch that counts as done."""
+    delivered: Version = NO_VERSION
+    """Results up to here are in the sinks; later than committed if a query is on its way back."""
+    oldest_offsets: int = 0
+    """Spark's log of offsets reaches back to this batch."""
+
+
+def serving(slices: Iterable[Slice], operator: str | None = None) -> Iterator[Slice]:
+    """The slices that serve, of all operators or of one."""
+    for each in slices:
+        if each.role is Role.SERVING and operator in (None, each.operator):
+            yield each

@@ -1,0 +1,515 @@
+"""Moves: key groups go to other instances while the stream runs.
+
+Scale out, scale in and rebalance are moves. The groups that move are captured at their slices, and
+made into slices at their new nodes, which then catch up: by the rows that changed since, or by
+running the batches since. When they are a batch or two behind, the stream is held for what is left,
+and rows go to them from the next batch on. Until then nothing of the query has changed: a move that
+fails is begun again, and one that is given up leaves nothing behind. Groups that stay, stay in
+their tables; slices from which groups moved shed the rows later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from anabranch.protocols import checkpoint
+from anabranch.protocols.events import Done, Failed, Rebalance, Scale, SliceReport
+from anabranch.protocols.model import Host, Part, Role, Routed, Slice, SliceId, serving
+from anabranch.protocols.orders import (
+    SECOND,
+    Advance,
+    Capture,
+    Captured,
+    CaptureWanted,
+    CommandId,
+    Drop,
+    End,
+    Make,
+    Replay,
+    Store,
+    Wake,
+)
+from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.state.groups import KeyGroups
+from anabranch.units import NO_VERSION, Version
+
+_ATTEMPTS = 5
+_ROUNDS = 5
+_NEAR = 2
+"""So many batches behind is near enough to hold the stream."""
+_PATIENCE = 5 * SECOND
+"""A capture waits so long for a batch to be taken with."""
+_PAUSE = SECOND // 2
+
+
+class Phase(Enum):
+    """What a move waits for."""
+
+    PREPARE = "waiting for nodes"
+    CAPTURE = "capturing the groups that move"
+    MAKE = "making slices at their new nodes"
+    FOLLOW = "catching up with the stream"
+    HOLD = "holding the stream for the last changes"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Groups that go from one slice to another."""
+
+    source: SliceId
+    target: SliceId
+    groups: KeyGroups
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move under way."""
+
+    event: Scale | Rebalance
+    operator: str
+    since: int
+    begun: Version
+    """The version that was committed when this attempt began."""
+    phase: Phase = Phase.PREPARE
+    phase_since: int = 0
+    before: Routed | None = None
+    """How the operator was divided when the move was planned."""
+    after: Routed | None = None
+    """How it is divided once the move is done."""
+    transfers: tuple[Transfer, ...] = ()
+    targets: tuple[Slice, ...] = ()
+    parts: tuple[Part, ...] = ()
+    """The parts that the targets are made of."""
+    rounds: int = 0
+    attempts: int = 1
+    not_before: int = 0
+    wants_capture: bool = False
+    """Whether the next batch is to capture for this move."""
+    capturing: bool = False
+    """Whether the batch that runs does."""
+
+    @property
+    def command(self) -> CommandId:
+        """The command that it carries out."""
+        return self.event.command
+
+    @property
+    def at(self) -> Version:
+        """The version of the slices at their new nodes."""
+        return min((each.version for each in self.targets), default=NO_VERSION)
+
+    @property
+    def moved(self) -> Mapping[SliceId, KeyGroups]:
+        """The groups that leave each source."""
+        moved: dict[SliceId, KeyGroups] = {}
+        for each in self.transfers:
+            moved[each.source] = moved.get(each.source, KeyGroups()) | each.groups
+        return moved
+
+
+def command(turn: Turn, event: Scale | Rebalance) -> None:
+    """Take a command: it is carried out at once, or after those that are under way."""
+    turn.change(waiting=(*turn.query.waiting, event))
+
+
+def give_up(turn: Turn, which: CommandId) -> None:
+    """Leave everything as it is."""
+    waiting = tuple(each for each in turn.query.waiting if each.command != which)
+    if waiting != turn.query.waiting:
+        turn.change(waiting=waiting)
+        turn.send(End(which, "it was given up"))
+    elif which in turn.query.moves:
+        moving = turn.query.moves[which]
+        _clear(turn, moving)
+        _end(turn, moving, "it was given up")
+
+
+def run(turn: Turn) -> None:
+    """Begin what waits, and take the next step of every move."""
+    query = turn.query
+    if query.restart or query.recovery or query.suspects or query.stopped:
+        return
+    while turn.query.waiting and not turn.query.moves:
+        event, *rest = turn.query.waiting
+        turn.change(waiting=tuple(rest))
+        _begin(turn, event)
+    for which in list(turn.query.moves):
+        moving = turn.query.moves[which]
+        if turn.query.now >= moving.not_before:
+            _step(turn, moving)
+
+
+def holds(query: Query) -> bool:
+    """Whether the stream waits for a move."""
+    return any(each.phase is Phase.HOLD for each in query.moves.values())
+
+
+def postpones_checkpoints(query: Query) -> bool:
+    """Whether a checkpoint now would come between a move and the changes it waits for."""
+    near = (Phase.FOLLOW, Phase.HOLD)
+    return any(each.wants_capture or each.phase in near for each in query.moves.values())
+
+
+def needs(query: Query, operator: str) -> Iterator[Version]:
+    """What was sent to an operator after these versions is still needed."""
+    for each in query.moves.values():
+        if each.operator == operator:
+            yield each.begun
+
+
+def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
+    """What the batch that is about to run is to capture for moves."""
+    wanted: list[CaptureWanted] = []
+    for moving in turn.query.moves.values():
+        if moving.wants_capture:
+            _put(turn, replace(moving, capturing=True))
+            wanted += _captures(turn.query, moving)
+    return tuple(wanted)
+
+
+def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
+    """A batch is committed: store what it captured for moves."""
+    for moving in list(turn.query.moves.values()):
+        if not moving.capturing:
+            continue
+        moving = replace(moving, capturing=False, wants_capture=False)
+        _put(turn, moving)
+        found = [reports[source].captured for source in moving.moved if source in reports]
+        _store(turn, moving, [each for each in found if each is not None and not each.clean])
+
+
+def batch_failed(turn: Turn) -> None:
+    """What the batch captured is of no use; the next one is told to."""
+    for moving in list(turn.query.moves.values()):
+        if moving.capturing:
+            _put(turn, replace(moving, capturing=False))
+
+
+def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    """The answer to an order of a move."""
+    moving = None if waiting.command is None else turn.query.moves.get(waiting.command)
+    if moving is None:
+        return
+    match waiting.order, event:
+        case _, Failed(reason=reason):
+            _again(turn, moving, reason)
+        case Capture(), Done(answer=Captured() as captured):
+            turn.order(Store(captured, _holders(turn.query, moving)), Owner.MOVE, moving.command)
+        case Store(), Done(answer=Part() as part):
+            turn.add_part(part)
+            _put(turn, replace(moving, parts=(*moving.parts, part)))
+        case Make(slice, _, version), Done():
+            _reached(turn, moving, slice.id, version, clean=True)
+        case Advance(slice, _, _, upto), Done():
+            _reached(turn, moving, slice.id, upto, clean=True)
+        case Replay(slices, upto), Done():
+            for each in slices:
+                _reached(turn, turn.query.moves[moving.command], each.id, upto, clean=False)
+
+
+def node_lost(turn: Turn, host: Host) -> None:
+    """A node is gone: moves that need it are begun again."""
+    for moving in list(turn.query.moves.values()):
+        sources = {turn.query.slices[source].node for source in moving.moved}
+        if host in sources or any(each.node == host for each in moving.targets):
+            _again(turn, moving, f"node {host} was lost")
+
+
+def interrupt(turn: Turn) -> None:
+    """Slices are lost, and others will be in their place: moves that need them begin again."""
+    for moving in list(turn.query.moves.values()):
+        if moving.moved.keys() & turn.query.suspects:
+            _again(turn, moving, "slices that it moves from were lost")
+
+
+def _begin(turn: Turn, event: Scale | Rebalance) -> None:
+    query = turn.query
+    for operator, routed in query.routed.items():
+        match event:
+            case Scale(operator=chosen, instances=instances):
+                different = routed.routing.rescale(instances) != routed.routing
+                wanted = operator == chosen and different
+            case Rebalance():
+                wanted = sorted(_balanced(query, operator)) != sorted(routed.hosts)
+        if wanted:
+            _put(turn, Move(event, operator, query.now, query.committed, phase_since=query.now))
+            return
+    turn.send(End(event.command))
+
+
+def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
+    """Where the instances of an operator would be, were all placed anew."""
+    instances = {name: of.routing.instances for name, of in query.routed.items()}
+    nodes = query.ready or frozenset(query.nodes)
+    if not nodes:
+        return query.routed[operator].hosts
+    return query.policies.placement.place(instances, nodes, {})[operator]
+
+
+def _step(turn: Turn, moving: Move) -> None:
+    query = turn.query
+    if moving.before not in (None, query.routed[moving.operator]):
+        _again(turn, moving, "a recovery divided the operator in another way")
+        return
+    if any(waiting.command == moving.command for waiting in query.outstanding.values()):
+        return
+    match moving.phase:
+        case Phase.PREPARE:
+            if query.ready:
+                _prepare(turn, moving)
+        case Phase.CAPTURE:
+            if moving.parts:
+                _make(turn, moving)
+            else:
+                _capture(turn, moving)
+        case Phase.MAKE:
+            _follow(turn, _next(turn, moving, Phase.FOLLOW))
+        case Phase.FOLLOW:
+            _follow(turn, moving)
+        case Phase.HOLD:
+            _finish(turn, moving)
+
+
+def _prepare(turn: Turn, moving: Move) -> None:
+    """Decide where groups go."""
+    query, name = turn.query, moving.operator
+    now = query.routed[name]
+    match moving.event:
+        case Scale(instances=count):
+            routing = now.routing.rescale(count)
+            instances = {each: of.routing.instances for each, of in query.routed.items()}
+            before = {each: of.hosts for each, of in query.routed.items()}
+            place = query.policies.placement.place
+            hosts = place(instances | {name: count}, query.ready, before)[name]
+        case Rebalance():
+            routing, hosts = now.routing, _balanced(query, name)
+    targets, transfers = _divide(turn, name, now, Routed(routing, tuple(hosts)))
+    if not targets:
+        _end(turn, moving, None)
+        return
+    moving = replace(
+        moving,
+        before=now,
+        after=Routed(routing, tuple(hosts)),
+        targets=targets,
+        transfers=transfers,
+        begun=query.committed,
+    )
+    turn.put(*targets)
+    if query.committed == NO_VERSION and not query.running:
+        _next(turn, moving, Phase.MAKE)
+        for each in targets:
+            turn.order(Make(each, (), NO_VERSION), Owner.MOVE, moving.command)
+    else:
+        _capture(turn, _next(turn, moving, Phase.CAPTURE))
+
+
+def _divide(
+    turn: Turn, operator: str, now: Routed, after: Routed
+) -> tuple[tuple[Slice, ...], tuple[Transfer, ...]]:
+    """New slices for the groups that change their instance or its node, and where they are now."""
+    targets: list[Slice] = []
+    transfers: list[Transfer] = []
+    for instance, owned in enumerate(after.routing.owners):
+        host = after.hosts[instance]
+        stays = instance < now.routing.instances and now.hosts[instance] == host
+        gained = owned - now.routing.owners[instance] if stays else owned
+        if not gained:
+            continue
+        target = Slice(turn.slice_id(), operator, instance, host, gained, Role.ARRIVING)
+        targets.append(target)
+        for each in serving(turn.query.slices.values(), operator):
+            if each.groups & gained:
+                transfers.append(Transfer(each.id, target.id, each.groups & gained))
+    return tuple(targets), tuple(transfers)
+
+
+def _capture(turn: Turn, moving: Move) -> None:
+    """Capture with the next batch, or at rest if there is none for a while."""
+    query = turn.query
+    if not moving.wants_capture:
+        moving = _next(turn, replace(moving, wants_capture=True), moving.phase)
+    if not query.running and query.now >= moving.phase_since + _PATIENCE:
+        moving = replace(moving, wants_capture=False)
+        _put(turn, moving)
+        _capture_at_rest(turn, moving)
+
+
+def _capture_at_rest(turn: Turn, moving: Move) -> None:
+    query, fence = turn.query, turn.fence()
+    for wanted in _captures(query, moving):
+        order = Capture(wanted, query.slices[wanted.slice], query.committed, fence)
+        turn.order(order, Owner.MOVE, moving.command)
+
+
+def _captures(query: Query, moving: Move) -> list[CaptureWanted]:
+    """The groups that move, all rows or, once slices were made of these, those that changed."""
+    return [
+        CaptureWanted(
+            source, groups, query.slices[source].base if moving.parts else None, clean=False
+        )
+        for source, groups in moving.moved.items()
+    ]
+
+
+def _store(turn: Turn, moving: Move, captured: list[Captured]) -> None:
+    if len(captured) < len(moving.moved):
+        _again(turn, moving, "not all groups that move could be captured")
+        return
+    for each in captured:
+        turn.order(Store(each, _holders(turn.query, moving)), Owner.MOVE, moving.command)
+
+
+def _holders(query: Query, moving: Move) -> tuple[Host, ...]:
+    return query.holders(moving.targets[0])
+
+
+def _make(turn: Turn, moving: Move) -> None:
+    versions = {part.version for part in moving.parts}
+    if len(versions) > 1:
+        _again(turn, moving, f"groups were captured at different versions: {sorted(versions)}")
+        return
+    for target in moving.targets:
+        parts = tuple(part for part in moving.parts if part.groups & target.groups)
+        turn.order(Make(target, parts, min(versions)), Owner.MOVE, moving.command)
+    _next(turn, moving, Phase.MAKE)
+
+
+def _follow(turn: Turn, moving: Move) -> None:
+    """Come near to the present while batches run."""
+    query = turn.query
+    if moving.wants_capture:
+        _capture(turn, moving)
+    elif query.committed - moving.at <= _NEAR or moving.rounds >= _ROUNDS:
+        _finish(turn, _next(turn, moving, Phase.HOLD))
+    elif not _advance(turn, moving):
+        moving = replace(moving, rounds=moving.rounds + 1)
+        _put(turn, moving)
+        if _changes_known(query, moving):
+            _capture(turn, moving)
+        else:
+            _replay(turn, moving)
+
+
+def _finish(turn: Turn, moving: Move) -> None:
+    """Come to the present while the stream is held, and switch."""
+    query = turn.query
+    if query.running:
+        return
+    if moving.at == query.committed:
+        _switch(turn, moving)
+    elif not _advance(turn, moving):
+        if _changes_known(query, moving):
+            _capture_at_rest(turn, moving)
+        else:
+            _replay(turn, moving)
+
+
+def _advance(turn: Turn, moving: Move) -> bool:
+    """Bring the targets on by parts that are stored; whether there are any."""
+    query = turn.query
+    inventory, at = query.inventory[moving.operator], moving.at
+    chains = {each: inventory.after(each.groups, at) for each in moving.transfers}
+    reached = [{part.version for part in chain} for chain in chains.values()]
+    upto = max(set.intersection(*reached), default=at) if reached else at
+    if upto <= at:
+        return False
+    for target in moving.targets:
+        parts = {
+            part.name: part
+            for transfer, chain in chains.items()
+            for part in chain
+            if transfer.target == target.id and part.version <= upto
+        }
+        order = Advance(target, tuple(parts.values()), at, upto, turn.fence())
+        turn.order(order, Owner.MOVE, moving.command)
+    return True
+
+
+def _changes_known(query: Query, moving: Move) -> bool:
+    """Whether the sources know what changed since the version of the targets."""
+    bases = [query.slices[source].base for source in moving.moved]
+    return query.policies.checkpointing.tracks_changes and all(
+        base is not None and base <= moving.at for base in bases
+    )
+
+
+def _replay(turn: Turn, moving: Move) -> None:
+    slices = tuple(each for each in moving.targets if each.version < turn.query.committed)
+    order = Replay(slices, turn.query.committed, turn.fence())
+    turn.order(order, Owner.MOVE, moving.command)
+
+
+def _reached(turn: Turn, moving: Move, which: SliceId, version: Version, *, clean: bool) -> None:
+    targets = tuple(
+        replace(each, version=version, base=version if clean else each.base)
+        if each.id == which
+        else each
+        for each in moving.targets
+    )
+    turn.put(*targets)
+    _put(turn, replace(moving, targets=targets))
+
+
+def _switch(turn: Turn, moving: Move) -> None:
+    """From the next batch on rows go to the new slices."""
+    query = turn.query
+    assert moving.after is not None
+    emptied = []
+    for source, groups in moving.moved.items():
+        each = query.slices[source]
+        if each.groups <= groups:
+            emptied.append(source)
+        else:
+            left = each.leaving | groups
+            turn.put(replace(each, groups=each.groups - groups, leaving=left))
+    turn.remove(frozenset(emptied))
+    turn.put(*(replace(each, role=Role.SERVING) for each in moving.targets))
+    turn.arrange({**query.routed, moving.operator: moving.after})
+    turn.tell("moved", operator=moving.operator, slices=[each.id for each in moving.targets])
+    _end(turn, moving, None)
+    checkpoint.review(turn)
+
+
+def _again(turn: Turn, moving: Move, reason: str) -> None:
+    """Begin a move again, from what is known now; after some attempts, leave it."""
+    turn.tell("move failed", operator=moving.operator, attempt=moving.attempts, reason=reason)
+    _clear(turn, moving)
+    if moving.attempts >= _ATTEMPTS:
+        _end(turn, moving, reason)
+        return
+    later, attempts = turn.query.now + _PAUSE, moving.attempts + 1
+    turn.send(Wake(later))
+    again = Move(moving.event, moving.operator, moving.since, turn.query.committed)
+    _put(turn, replace(again, attempts=attempts, phase_since=later, not_before=later))
+
+
+def _clear(turn: Turn, moving: Move) -> None:
+    """Leave nothing of a move behind."""
+    for waiting in turn.forget(Owner.MOVE, command=moving.command):
+        if isinstance(waiting.order, Store) and waiting.order.captured.node in turn.query.nodes:
+            captured = waiting.order.captured
+            turn.send(Drop(captured.node, files=(captured.file,)))
+    turn.remove(frozenset(each.id for each in moving.targets))
+
+
+def _end(turn: Turn, moving: Move, error: str | None) -> None:
+    moves = {c: m for c, m in turn.query.moves.items() if c != moving.command}
+    turn.change(moves=moves)
+    if error is None and isinstance(moving.event, Rebalance):
+        turn.change(waiting=(moving.event, *turn.query.waiting))  # there may be other operators
+    else:
+        turn.send(End(moving.command, error))
+
+
+def _next(turn: Turn, moving: Move, phase: Phase) -> Move:
+    moving = replace(moving, phase=phase, phase_since=turn.query.now)
+    _put(turn, moving)
+    turn.send(Wake(turn.query.now + _PATIENCE))
+    return moving
+
+
+def _put(turn: Turn, moving: Move) -> None:
+    turn.change(moves={**turn.query.moves, moving.command: moving})

@@ -1,0 +1,101 @@
+"""Nodes come and go, and their agents with them.
+
+A node is alive while it has an executor, and ready while its agent answers. Tasks run on nodes that
+are alive; everything else is asked of nodes that are ready. An agent that does not answer is
+replaced. A node whose agent cannot be replaced counts as lost, and is looked at again later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.protocols.events import Done, Failed, Inspected
+from anabranch.protocols.model import Host, Node, Readiness, serving
+from anabranch.protocols.orders import SECOND, AskNodes, Drop, Prepare, Wake
+from anabranch.protocols.query import Outstanding, Owner, Turn
+
+_TRIES = 3
+_PAUSE = 1 * SECOND
+_BANNED = 30 * SECOND
+
+
+def add(turn: Turn, host: Host) -> None:
+    """A host has an executor: have an agent there too."""
+    if host not in turn.query.nodes:
+        _put(turn, Node(host))
+        _prepare(turn, host)
+
+
+def remove(turn: Turn, host: Host) -> None:
+    """A node is gone. What it served may be gone with it."""
+    query = turn.query
+    if host not in query.nodes:
+        return
+    left = {name: node for name, node in query.nodes.items() if name != host}
+    gone = {each.id for each in serving(query.slices.values()) if each.node == host}
+    turn.change(nodes=left, suspects=query.suspects | gone)
+    turn.tell("node lost", host=host, slices=sorted(gone))
+
+
+def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    """The answer of a node to Prepare: what it has that nobody needs is dropped."""
+    match waiting.order, event:
+        case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
+            _put(turn, Node(host, Readiness.READY))
+            turn.forget_parts(host, found.parts)
+            strangers = found.tables.keys() - turn.query.slices.keys()
+            if strangers and turn.query.restart is None:
+                turn.send(Drop(host, tuple(sorted(strangers))))
+        case Prepare(host), Failed(reason=reason) if host in turn.query.nodes:
+            node = turn.query.nodes[host]
+            if node.failures + 1 >= _TRIES:
+                turn.tell("node does not answer", host=host, reason=reason)
+                remove(turn, host)
+                turn.change(banned={**turn.query.banned, host: turn.query.now + _BANNED})
+                turn.send(Wake(turn.query.now + _BANNED))
+            else:
+                retry = turn.query.now + _PAUSE
+                _put(turn, Node(host, Readiness.NEW, node.failures + 1, retry))
+                turn.send(Wake(retry))
+
+
+def unreachable(turn: Turn, host: Host) -> None:
+    """A node did not answer an order: replace its agent."""
+    node = turn.query.nodes.get(host)
+    if node is not None and node.readiness is Readiness.READY:
+        _prepare(turn, host)
+
+
+def look(turn: Turn) -> None:
+    """Try again where the time for it has come."""
+    query = turn.query
+    for node in list(query.nodes.values()):
+        if node.readiness is Readiness.NEW and node.retry_at <= query.now:
+            _prepare(turn, node.host)
+    for host, until in list(query.banned.items()):
+        if until <= query.now:
+            rest = {name: at for name, at in turn.query.banned.items() if name != host}
+            turn.change(banned=rest)
+            add(turn, host)
+
+
+def ask_for_more(turn: Turn) -> None:
+    """Ask for nodes when there are fewer than the placement wants."""
+    query = turn.query
+    placed = {name: routed.hosts for name, routed in query.routed.items()}
+    missing = query.policies.placement.missing(query.nodes.keys(), placed)
+    total = len(query.nodes) + missing if missing else 0
+    if total != query.asked_nodes:
+        turn.change(asked_nodes=total)
+        if total:
+            turn.send(AskNodes(total))
+
+
+def _prepare(turn: Turn, host: Host) -> None:
+    node = turn.query.nodes[host]
+    _put(turn, replace(node, readiness=Readiness.PREPARING))
+    turn.order(Prepare(host), Owner.NODES)
+
+
+def _put(turn: Turn, node: Node) -> None:
+    turn.change(nodes={**turn.query.nodes, node.host: node})

@@ -1,0 +1,325 @@
+"""The frozen state of a query, and the turn in which one event changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from anabranch.protocols.model import (
+    Backup,
+    Host,
+    Inventory,
+    Node,
+    OperatorPlan,
+    Part,
+    Placement,
+    Published,
+    Readiness,
+    Routed,
+    Slice,
+    SliceId,
+    serving,
+)
+from anabranch.protocols.orders import (
+    PATIENCE,
+    Advance,
+    Answered,
+    Capture,
+    CommandId,
+    Drop,
+    Inspect,
+    Make,
+    Merge,
+    Note,
+    Order,
+    OrderId,
+    Prepare,
+    Stop,
+    Store,
+    Tell,
+    Wake,
+)
+from anabranch.units import NO_VERSION, Version
+
+if TYPE_CHECKING:
+    from anabranch.checkpointing.policy import Checkpointing
+    from anabranch.protocols.checkpoint import Checkpoints
+    from anabranch.protocols.events import Rebalance, Scale
+    from anabranch.protocols.move import Move
+    from anabranch.protocols.recover import Recovery
+    from anabranch.protocols.restart import Restart
+
+FENCES = 1 << 40
+"""A fence is the driver's epoch times this, plus a number that grows."""
+
+
+class Owner(Enum):
+    """The protocol that an answer is for."""
+
+    NODES = "nodes"
+    CHECKPOINT = "checkpoint"
+    MERGE = "merge"
+    MOVE = "move"
+    RECOVERY = "recovery"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """An order that has not been answered."""
+
+    order: Answered
+    owner: Owner
+    command: CommandId | None
+    """The command of the move that it is for."""
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The batch that Spark wants to run, or runs."""
+
+    version: Version
+    attempts: int = 0
+    fence: int | None = None
+    """Set while it runs."""
+    not_before: int = 0
+    cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class Policies:
+    """One choice on each axis."""
+
+    checkpointing: Checkpointing
+    backup: Backup
+    placement: Placement
+    parallelism: int = 1
+    """How many instances share what a lost one had."""
+    longest_chain: int = 10
+    """Chains of parts longer than this are merged."""
+    tolerate: int = 10
+    """How many checkpoints in a row may fail before the query stops."""
+    retained_offsets: int = 200
+    """How many batches back Spark's log of offsets reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """All that is known of a running query; owned by one loop, which replaces it event by event."""
+
+    operators: Mapping[str, OperatorPlan]
+    """In the order of the stream."""
+    policies: Policies
+    epoch: int
+    now: int = 0
+    nodes: Mapping[Host, Node] = field(default_factory=dict)
+    banned: Mapping[Host, int] = field(default_factory=dict)
+    """Hosts with an executor whose agent could not be started, and when to try them again."""
+    routed: Mapping[str, Routed] = field(default_factory=dict)
+    slices: Mapping[SliceId, Slice] = field(default_factory=dict)
+    arrangement: int = 0
+    """A number that is another one whenever other slices serve, or with other groups."""
+    suspects: frozenset[SliceId] = frozenset()
+    """Serving slices whose tables may be lost."""
+    inventory: Mapping[str, Inventory] = field(default_factory=dict)
+    published: tuple[Published, ...] = ()
+    committed: Version = NO_VERSION
+    delivered: Version = NO_VERSION
+    """Results up to this version are in the sinks since before a restart."""
+    oldest_offsets: int = 0
+    trimmed: Mapping[str, Version] = field(default_factory=dict)
+    batch: Batch | None = None
+    outstanding: Mapping[OrderId, Outstanding] = field(default_factory=dict)
+    checkpoints: Checkpoints | None = None
+    moves: Mapping[CommandId, Move] = field(default_factory=dict)
+    waiting: tuple[Scale | Rebalance, ...] = ()
+    recovery: Recovery | None = None
+    restart: Restart | None = None
+    asked_nodes: int = 0
+    numbers: int = 0
+    """How many numbers were given to slices, orders and fences."""
+    stopped: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a batch is running."""
+        return self.batch is not None and self.batch.fence is not None
+
+    @property
+    def ready(self) -> frozenset[Host]:
+        """The nodes whose agents answer."""
+        return frozenset(h for h, n in self.nodes.items() if n.readiness is Readiness.READY)
+
+    @property
+    def lost(self) -> tuple[Slice, ...]:
+        """Serving slices whose node is gone."""
+        return tuple(s for s in serving(self.slices.values()) if s.node not in self.nodes)
+
+    def usable(self, operator: str, nodes: frozenset[Host] | None = None) -> frozenset[str]:
+        """The names of an operator's parts that can be had from nodes, all that are alive if None.
+
+        A node that is alive counts though its agent may be starting just now.
+        """
+        hosts = self.nodes.keys() if nodes is None else nodes
+        available = self.policies.backup.available
+        return frozenset(p.name for p in self.inventory[operator].parts if available(p, hosts))
+
+    def protected(self, each: Slice) -> Version | None:
+        """The newest version of a slice that outlives its own node, if there is one."""
+        others = self.nodes.keys() - {each.node}
+        available = self.policies.backup.available
+        parts = self.inventory[each.operator].parts
+        safe = frozenset(p.name for p in parts if available(p, others))
+        return self.inventory[each.operator].newest(each.groups, safe)
+
+    def holders(self, each: Slice) -> tuple[Host, ...]:
+        """Where parts of a slice are to be stored."""
+        return self.policies.backup.holders(each.node, each, self.ready or self.nodes.keys())
+
+    def validate(self) -> None:
+        """Raise if the state contradicts itself."""
+        if self.restart is not None:
+            return
+        for name, plan in self.operators.items():
+            found = sorted(g for s in serving(self.slices.values(), name) for g in s.groups)
+            if found != list(range(plan.key_groups)):
+                raise AssertionError(f"{name}: groups {found} are served, of {plan.key_groups}")
+            routed = self.routed[name]
+            for each in serving(self.slices.values(), name):
+                if not each.groups <= routed.routing.owners[each.instance]:
+                    raise AssertionError(f"{each} has groups that are not of its instance")
+                if routed.hosts[each.instance] != each.node:
+                    raise AssertionError(f"{each} is not on the node of its instance")
+
+
+class Turn:
+    """The change of a query by one event: the query as it becomes, and the orders that go out."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.orders: list[tuple[OrderId | None, Order]] = []
+
+    def change(self, **fields: Any) -> None:
+        """Give fields of the query other values."""
+        self.query = replace(self.query, **fields)
+
+    def number(self) -> int:
+        """A number that was not given before."""
+        self.change(numbers=self.query.numbers + 1)
+        return self.query.numbers
+
+    def fence(self) -> int:
+        """A fence above all before it, those of earlier drivers included."""
+        return self.query.epoch * FENCES + self.number()
+
+    def slice_id(self) -> SliceId:
+        """An id that no slice had before."""
+        return SliceId(f"{self.query.epoch}-{self.number()}")
+
+    def order(self, order: Answered, owner: Owner, command: CommandId | None = None) -> OrderId:
+        """Give an order whose answer a protocol waits for."""
+        number = OrderId(self.number())
+        deadline = self.query.now + PATIENCE[type(order)]
+        waiting = Outstanding(order, owner, command, deadline)
+        self.change(outstanding={**self.query.outstanding, number: waiting})
+        self.orders.append((number, order))
+        self.send(Wake(deadline))
+        return number
+
+    def send(self, order: Order) -> None:
+        """Give an order that nobody waits for."""
+        self.orders.append((None, order))
+
+    def tell(self, kind: str, **details: object) -> None:
+        """Let the user know."""
+        self.send(Tell(kind, details))
+
+    def stop(self, reason: str) -> None:
+        """End the query."""
+        if self.query.stopped is None:
+            self.change(stopped=reason)
+            self.send(Stop(reason))
+
+    def forget(self, *owners: Owner, command: CommandId | None = None) -> list[Outstanding]:
+        """Do not wait any more for the answers that a protocol waits for; what they would be."""
+        mine = {
+            number: waiting
+            for number, waiting in self.query.outstanding.items()
+            if waiting.owner in owners and (command is None or waiting.command == command)
+        }
+        if mine:
+            rest = {n: w for n, w in self.query.outstanding.items() if n not in mine}
+            self.change(outstanding=rest)
+        return list(mine.values())
+
+    def put(self, *slices: Slice) -> None:
+        """Add slices, or put them in the place of those with the same ids."""
+        self.change(slices={**self.query.slices, **{each.id: each for each in slices}})
+
+    def remove(self, ids: frozenset[SliceId]) -> None:
+        """Forget slices, and have their nodes drop the tables."""
+        kept = {i: s for i, s in self.query.slices.items() if i not in ids}
+        for host in sorted({s.node for i, s in self.query.slices.items() if i in ids}):
+            if host in self.query.nodes:
+                gone = [s.id for s in self.query.slices.values() if s.id in ids and s.node == host]
+                self.send(Drop(host, tuple(gone)))
+        self.change(slices=kept, suspects=self.query.suspects - ids)
+
+    def arrange(self, routed: Mapping[str, Routed]) -> None:
+        """Note that other slices serve from now on."""
+        self.change(routed=routed, arrangement=self.fence())
+        slices = tuple(serving(self.query.slices.values()))
+        self.send(Note(self.query.arrangement, routed, slices))
+
+    def forget_parts(self, host: Host, has: frozenset[str]) -> None:
+        """Note that a node does not hold any other parts than these."""
+
+        def keep(part: Part) -> Part | None:
+            if host not in part.holders or part.name in has:
+                return part
+            left = tuple(holder for holder in part.holders if holder != host)
+            return replace(part, holders=left) if left else None
+
+        inventory, published = dict(self.query.inventory), []
+        for name, of in inventory.items():
+            kept = [keep(part) for part in of.parts]
+            if any(now is not before for now, before in zip(kept, of.parts, strict=True)):
+                inventory[name] = Inventory(part for part in kept if part is not None)
+        for each in self.query.published:
+            parts = {name: [keep(part) for part in of] for name, of in each.parts.items()}
+            if not any(part is None for of in parts.values() for part in of):
+                whole = {name: tuple(p for p in of if p) for name, of in parts.items()}
+                published.append(Published(each.version, whole))
+        self.change(inventory=inventory, published=tuple(published))
+
+    def forget_part(self, name: str) -> None:
+        """Note that a part cannot be read."""
+        inventory = {
+            operator: of.without({name}) if any(p.name == name for p in of.parts) else of
+            for operator, of in self.query.inventory.items()
+        }
+        self.change(inventory=inventory)
+        self.tell("part damaged", part=name)
+
+    def add_part(self, part: Part) -> None:
+        """Note that a part is at its holders."""
+        inventory = self.query.inventory
+        self.change(
+            inventory={**inventory, part.operator: inventory[part.operator].with_part(part)}
+        )
+
+
+def node_of(order: Answered) -> Host | None:
+    """The node that carries an order out, if it is one."""
+    match order:
+        case Make(slice) | Advance(slice) | Capture(_, slice) | Merge(slice):
+            return slice.node
+        case Store(captured):
+            return captured.node
+        case Prepare(host) | Inspect(host):
+            return host
+        case _:
+            return None

@@ -1,0 +1,311 @@
+"""Restart: a driver takes a query over, or takes it back to a published version.
+
+A new driver goes on with the tables that are in place, if all are, at the last committed version.
+Otherwise all slices are made anew from the newest published version that is whole, and Spark runs
+the batches after it again, with results that were delivered before left alone. A damaged version is
+passed over. Nodes that hold newer parts are waited for, for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from anabranch.protocols import checkpoint
+from anabranch.protocols.events import Done, Failed, Inspected
+from anabranch.protocols.model import (
+    Facts,
+    Host,
+    Inventory,
+    Part,
+    Published,
+    Readiness,
+    Role,
+    Routed,
+    Slice,
+    SliceId,
+)
+from anabranch.protocols.orders import SECOND, End, Inspect, Make, Rewind, Wake, Withdraw
+from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.units import NO_VERSION, Version
+
+_TABLES = 5 * SECOND
+"""So long the nodes are waited for that had the tables."""
+_HOLDERS = 30 * SECOND
+"""So long nodes are waited for that hold parts of newer versions."""
+_NODES = 120 * SECOND
+"""So long any node is waited for."""
+_PAUSE = SECOND // 2
+
+
+class Phase(Enum):
+    """What a restart waits for."""
+
+    NODES = "waiting for nodes"
+    INSPECT = "inspecting tables"
+    CHOOSE = "choosing a published version"
+    MAKE = "making slices from parts"
+    REWIND = "taking Spark back"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A restart under way."""
+
+    since: int
+    target: Version
+    """Everything up to here was committed."""
+    phase: Phase
+    found: Mapping[SliceId, frozenset[Version]] = field(default_factory=dict)
+    """The tables in place, and the versions that they can be brought to."""
+    damaged: frozenset[Version] = frozenset()
+    """Published versions that cannot be used."""
+    start: Version = NO_VERSION
+    made: tuple[Slice, ...] = ()
+    routed: Mapping[str, Routed] = field(default_factory=dict)
+    not_before: int = 0
+
+
+def take_over(turn: Turn, facts: Facts) -> None:
+    """A driver begins with what another one left."""
+    query = turn.query
+    inventory = _inventory(query, facts.published)
+    turn.change(
+        routed=facts.routed,
+        slices=facts.slices if facts.noted == facts.arrangement else {},
+        arrangement=facts.arrangement,
+        inventory=inventory,
+        published=facts.published,
+        committed=facts.committed,
+        delivered=facts.delivered,
+        oldest_offsets=facts.oldest_offsets,
+        restart=Restart(query.now, max(facts.committed, facts.delivered), Phase.NODES),
+    )
+    for wait in (_TABLES, _HOLDERS, _NODES):
+        turn.send(Wake(query.now + wait))
+
+
+def begin(turn: Turn, reason: str) -> None:
+    """Take a running query back to a published version."""
+    query = turn.query
+    turn.tell("going back", reason=reason, committed=query.committed)
+    target = Version(max(query.committed, query.delivered))
+    turn.forget(Owner.RECOVERY, Owner.CHECKPOINT, Owner.MERGE, Owner.MOVE)
+    for moving in query.moves.values():
+        turn.remove(frozenset(each.id for each in moving.targets))
+        turn.send(End(moving.command, f"the query went back to an earlier version: {reason}"))
+    checkpoint.abandon(turn, reason)
+    turn.change(
+        moves={}, batch=None, restart=Restart(query.now, target, Phase.CHOOSE), recovery=None
+    )
+    turn.send(Wake(query.now + _HOLDERS))
+
+
+def run(turn: Turn) -> None:
+    """Take the next step."""
+    query, restart = turn.query, turn.query.restart
+    if restart is None or query.stopped or query.now < restart.not_before:
+        return
+    if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
+        return
+    if not query.ready:
+        if query.now >= restart.since + _NODES:
+            turn.stop("there has been no node for two minutes")
+        turn.send(Wake(restart.since + _NODES))
+        return
+    if restart.phase is Phase.NODES:
+        _look_for_tables(turn)
+    elif restart.phase is Phase.INSPECT:
+        _use_tables(turn)
+    elif restart.phase is Phase.CHOOSE:
+        _choose(turn)
+
+
+def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    """The answer to an order of a restart."""
+    restart = turn.query.restart
+    assert restart is not None
+    match waiting.order, event:
+        case Inspect(), Done(answer=Inspected(tables)):
+            turn.change(restart=replace(restart, found={**restart.found, **tables}))
+        case Make(), Done():
+            _made(turn)
+        case Make(), Failed(reason=reason, damaged=damaged):
+            if damaged is not None:
+                turn.tell("checkpoint damaged", version=restart.start, reason=reason)
+                restart = replace(restart, damaged=restart.damaged | {restart.start})
+                turn.change(restart=restart)
+            _again(turn, reason)
+        case Rewind(), Done():
+            _finish(turn)
+        case Rewind(), Failed(reason=reason):
+            _again(turn, reason)
+
+
+def node_lost(turn: Turn, host: Host) -> None:
+    """A node is gone: if slices were being made there, begin again."""
+    restart = turn.query.restart
+    if restart is not None and any(each.node == host for each in restart.made):
+        _again(turn, f"node {host} was lost")
+
+
+def _again(turn: Turn, reason: str) -> None:
+    restart = turn.query.restart
+    assert restart is not None
+    turn.tell("restart failed", reason=reason, step=restart.phase.value)
+    turn.forget(Owner.RESTART)
+    turn.remove(frozenset(each.id for each in restart.made))
+    later = turn.query.now + _PAUSE
+    turn.change(restart=replace(restart, phase=Phase.CHOOSE, made=(), not_before=later))
+    turn.send(Wake(later))
+
+
+def _look_for_tables(turn: Turn) -> None:
+    query, restart = turn.query, turn.query.restart
+    assert restart is not None
+    had = {each.node for each in query.slices.values()}
+    if not had or restart.target > query.committed or query.committed == NO_VERSION:
+        turn.change(restart=replace(restart, phase=Phase.CHOOSE))
+        _choose(turn)
+        return
+    settled = all(node.readiness is Readiness.READY for node in query.nodes.values())
+    if not (had <= query.ready and settled) and query.now < restart.since + _TABLES:
+        return
+    turn.change(restart=replace(restart, phase=Phase.INSPECT))
+    for host in sorted(had & query.ready):
+        turn.order(Inspect(host), Owner.RESTART)
+
+
+def _use_tables(turn: Turn) -> None:
+    """Go on with the tables in place, if all are there, or else make them anew."""
+    query, restart = turn.query, turn.query.restart
+    assert restart is not None
+    whole = all(
+        restart.target in restart.found.get(each.id, ()) and each.node in query.nodes
+        for each in query.slices.values()
+    )
+    divided_alike = all(
+        each.groups <= query.routed[each.operator].routing.owners[each.instance]
+        and query.routed[each.operator].hosts[each.instance] == each.node
+        if each.instance < query.routed[each.operator].routing.instances
+        else False
+        for each in query.slices.values()
+    )
+    if whole and divided_alike:
+        turn.change(
+            restart=None,
+            trimmed=dict.fromkeys(query.operators, restart.target),
+            slices={i: replace(each, base=None) for i, each in query.slices.items()},
+        )
+        checkpoint.review(turn)
+    else:
+        turn.change(restart=replace(restart, phase=Phase.CHOOSE))
+        _choose(turn)
+
+
+def _choose(turn: Turn) -> None:
+    query, restart = turn.query, turn.query.restart
+    assert restart is not None
+    now = _newest(query, restart, query.ready)
+    best = _newest(query, restart, None)
+    waited = query.now >= restart.since + _HOLDERS
+    if _version(best) > _version(now) and not waited:
+        turn.send(Wake(restart.since + _HOLDERS))
+        return
+    start = _version(now)
+    if start + 1 < query.oldest_offsets and start < restart.target:
+        turn.stop(
+            f"the state of version {restart.target} is lost; the newest version that can be had "
+            f"is {start}, and Spark's log no longer has the offsets of batch {start + 1}"
+        )
+        return
+    _make(turn, now)
+
+
+def _newest(query: Query, restart: Restart, nodes: frozenset[Host] | None) -> Published | None:
+    """The newest version that nodes can give; None for nodes: any that may yet come."""
+    for published in reversed(query.published):
+        if published.version > restart.target or published.version in restart.damaged:
+            continue
+        parts = [part for of in published.parts.values() for part in of]
+        if nodes is None or all(query.policies.backup.available(p, nodes) for p in parts):
+            return published
+    return None
+
+
+def _version(published: Published | None) -> Version:
+    return NO_VERSION if published is None else published.version
+
+
+def _make(turn: Turn, published: Published | None) -> None:
+    query, restart = turn.query, turn.query.restart
+    assert restart is not None
+    start = _version(published)
+    instances = {name: of.routing.instances for name, of in query.routed.items()}
+    before = {name: of.hosts for name, of in query.routed.items()}
+    hosts = query.policies.placement.place(instances, query.ready, before)
+    routed = {name: Routed(of.routing, tuple(hosts[name])) for name, of in query.routed.items()}
+    made = [
+        Slice(
+            turn.slice_id(), name, instance, hosts[name][instance], groups, Role.ARRIVING, start,
+            start if published is not None else None,
+        )
+        for name, of in routed.items()
+        for instance, groups in enumerate(of.routing.owners)
+    ]  # fmt: skip
+    turn.change(
+        restart=replace(restart, phase=Phase.MAKE, start=start, made=tuple(made), routed=routed)
+    )
+    turn.put(*made)
+    for each in made:
+        parts: tuple[Part, ...] = ()
+        if published is not None:
+            inventory = Inventory(published.parts[each.operator])
+            names = frozenset(part.name for part in inventory.parts)
+            parts = inventory.recipe(each.groups, start, names)
+        turn.order(Make(each, parts, start), Owner.RESTART)
+
+
+def _made(turn: Turn) -> None:
+    query, restart = turn.query, turn.query.restart
+    assert restart is not None
+    if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
+        return
+    if restart.start < restart.target:
+        turn.change(restart=replace(restart, phase=Phase.REWIND))
+        turn.order(Rewind(restart.start, restart.target), Owner.RESTART)
+    else:
+        _finish(turn)
+
+
+def _finish(turn: Turn) -> None:
+    query, restart = turn.query, turn.query.restart
+    assert restart is not None
+    mine = {each.id for each in restart.made}
+    turn.remove(frozenset(query.slices.keys() - mine))
+    turn.put(*(replace(each, role=Role.SERVING) for each in restart.made))
+    later = tuple(p.version for p in query.published if p.version > restart.start)
+    published = tuple(p for p in query.published if p.version <= restart.start)
+    if later:
+        turn.send(Withdraw(later, ()))
+    turn.change(
+        restart=None,
+        suspects=frozenset(),
+        committed=restart.start,
+        delivered=Version(max(restart.target, query.delivered)),
+        published=published,
+        inventory=_inventory(query, published),
+        trimmed=dict.fromkeys(query.operators, restart.start),
+    )
+    turn.arrange(restart.routed)
+    turn.tell("restarted", start=restart.start, target=restart.target)
+    checkpoint.review(turn)
+
+
+def _inventory(query: Query, published: tuple[Published, ...]) -> dict[str, Inventory]:
+    """The parts that published versions name, each once."""
+    return {
+        name: Inventory({p.name: p for each in published for p in each.parts[name]}.values())
+        for name in query.operators
+    }

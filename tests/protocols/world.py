@@ -1,0 +1,445 @@
+"""A cluster, a durable store and Spark as a model in memory, for the simulator.
+
+State is modelled by its history: the state of a key group is a number made of all batches that
+were applied to it, in order. A batch that is applied twice, left out, or applied to the wrong state
+gives another number than the one that it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from anabranch.protocols.model import Facts, Part, Published, Routed, Slice, SliceId, serving
+from anabranch.protocols.orders import (
+    Advance,
+    Capture,
+    Captured,
+    CaptureWanted,
+    Make,
+    Merge,
+    Replay,
+    RunBatch,
+    Store,
+)
+from anabranch.state.groups import KeyGroups
+from anabranch.units import NO_VERSION, Version
+
+Content = dict[int, int]
+"""The state of key groups."""
+
+
+class Trouble(Exception):
+    """A request cannot be carried out."""
+
+    def __init__(
+        self,
+        reason: str,
+        damaged: str | None = None,
+        unreachable: str | None = None,
+        missing: SliceId | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.damaged, self.unreachable, self.missing = damaged, unreachable, missing
+
+
+class Missing(Trouble):
+    """A table is not there, or not at the version that is needed."""
+
+
+class TableFenced(Trouble):
+    """A newer attempt, or another driver, has taken over."""
+
+
+class Violation(AssertionError):
+    """What must never happen."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What state must be: a batch changes the groups that it has rows of."""
+
+    seed: int
+    _known: dict[tuple[str, int, int], int] = field(default_factory=dict)
+
+    def has_rows(self, operator: str, group: int, version: int) -> bool:
+        return (hash((self.seed, operator[-1] == "b", group, version)) >> 7) % 3 > 0
+
+    def apply(self, operator: str, content: Content, groups: Collection[int], version: int) -> None:
+        for group in groups:
+            if self.has_rows(operator, group, version):
+                content[group] = hash((content.get(group, 0), version, group))
+
+    def at(self, operator: str, group: int, version: int) -> int:
+        if version < 0:
+            return 0
+        key = (operator, group, version)
+        if key not in self._known:
+            content = {group: self.at(operator, group, version - 1)}
+            self.apply(operator, content, [group], version)
+            self._known[key] = content[group]
+        return self._known[key]
+
+
+@dataclass
+class Table:
+    """A state table: one version can be rolled back."""
+
+    content: Content
+    version: Version
+    base: Version | None
+    changed: set[int] = field(default_factory=set)
+    fence: int = 0
+    before: tuple[Content, Version, Version | None, set[int]] | None = None
+
+    def rollback(self) -> None:
+        assert self.before is not None
+        self.content, self.version, self.base, self.changed = self.before
+        self.before = None
+
+    def reachable(self) -> frozenset[Version]:
+        return frozenset([self.version, *([self.before[1]] if self.before else [])])
+
+    def bring_to(self, version: Version) -> None:
+        if self.version == version + 1 and self.before is not None:
+            self.rollback()
+        if self.version != version:
+            raise Missing(f"the table is at version {self.version}, not {version}")
+
+    def begin(self, version: Version, fence: int) -> None:
+        if fence < self.fence:
+            raise TableFenced("a newer attempt has taken over")
+        self.bring_to(Version(version - 1))
+        self.fence = fence
+        self.before = (dict(self.content), self.version, self.base, set(self.changed))
+        self.version = version
+
+
+@dataclass(frozen=True)
+class File:
+    """What is in a captured file or in a part."""
+
+    content: Content
+    damaged: bool = False
+
+
+@dataclass
+class Machine:
+    """A host: its executor, its agent, its memory and its disk."""
+
+    name: str
+    up: bool = True
+    generation: int = 0
+    """How many executors it had."""
+    agent: bool = False
+    hung: bool = False
+    epoch: int = 0
+    """Drivers before this one are refused."""
+    tables: dict[SliceId, Table] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
+    vault: dict[str, File] = field(default_factory=dict)
+    full: bool = False
+
+
+@dataclass
+class Durable:
+    """What outlives every process: the checkpoint folder, Spark's logs, the sinks."""
+
+    epoch: int = 0
+    down: bool = False
+    manifests: dict[Version, Published] = field(default_factory=dict)
+    parts: dict[str, File] = field(default_factory=dict)
+    noted: tuple[int, Mapping[str, Routed], tuple[Slice, ...]] | None = None
+    arrangement: int = 0
+    commits: set[Version] = field(default_factory=set)
+    output: dict[Version, dict[tuple[str, int], int]] = field(default_factory=dict)
+    rewind: Version = NO_VERSION
+    """Batches up to this one are to be run again without being delivered."""
+
+    @property
+    def committed(self) -> Version:
+        return max(self.commits, default=NO_VERSION)
+
+
+class World:
+    """Everything there is outside of the drivers."""
+
+    def __init__(self, truth: Truth, operators: Mapping[str, int], hosts: Collection[str]) -> None:
+        self.truth = truth
+        self.operators = operators
+        self.machines = {name: Machine(name) for name in hosts}
+        self.durable = Durable()
+        self.numbers = 0
+        self.cuts: set[frozenset[str]] = set()
+        """Pairs of hosts that do not reach each other."""
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def facts(self, routed: Mapping[str, Routed]) -> Facts:
+        durable = self.durable
+        published = tuple(durable.manifests[v] for v in sorted(durable.manifests))
+        noted, routed, slices = durable.noted or (0, routed, ())
+        return Facts(
+            routed,
+            {each.id: each for each in slices},
+            noted,
+            durable.arrangement,
+            published,
+            durable.committed,
+            durable.rewind,
+        )
+
+    # What nodes do
+
+    def make(self, order: Make) -> None:
+        machine = self.machines[order.slice.node]
+        if machine.full:
+            raise Trouble("the disk is full")
+        content: Content = {}
+        at: dict[int, Version] = {}
+        for part in order.parts:
+            file = self.read(part, machine.name)
+            for group in part.groups & order.slice.groups:
+                if part.base is None:
+                    at[group], content[group] = part.version, file.content.get(group, 0)
+                elif at.get(group) is None or not part.base <= at[group] < part.version:
+                    raise Violation(f"{part} does not follow on version {at.get(group)}")
+                else:
+                    at[group] = part.version
+                    content[group] = file.content.get(group, content[group])
+        short = [g for g in order.slice.groups if at.get(g, NO_VERSION) != order.version]
+        if short and order.version != NO_VERSION:
+            raise Violation(f"{order} does not bring groups {short} to its version")
+        if order.version == NO_VERSION and order.parts:
+            raise Violation(f"{order}: parts for an empty table")
+        if order.slice.id in machine.tables:
+            raise Violation(f"there already is a table of {order.slice.id}")
+        machine.tables[order.slice.id] = Table(content, order.version, order.version)
+
+    def read(self, part: Part, reader: str) -> File:
+        reached = [h for h in part.holders if self._answers(h, reader)]
+        found = [self.machines[h].vault.get(part.name) for h in reached]
+        if not part.holders:
+            if self.durable.down:
+                raise Trouble("the store does not answer")
+            found = [self.durable.parts.get(part.name)]
+        whole = [file for file in found if file is not None]
+        if not whole:
+            silent = [h for h in part.holders if not self._answers(h, reader)]
+            if silent:
+                raise Trouble(f"{silent[0]} does not answer", unreachable=silent[0])
+            raise Trouble(f"{part.name} is not there", part.name)
+        if whole[0].damaged:
+            raise Trouble(f"{part.name} is damaged", part.name)
+        return whole[0]
+
+    def _answers(self, host: str, asker: str) -> bool:
+        machine = self.machines[host]
+        cut = host != asker and frozenset([host, asker]) in self.cuts
+        return machine.up and machine.agent and not machine.hung and not cut
+
+    def table(self, each: Slice) -> Table:
+        table = self.machines[each.node].tables.get(each.id)
+        if table is None:
+            raise Missing(f"there is no table of {each.id} on {each.node}", missing=each.id)
+        return table
+
+    def advance(self, order: Advance) -> None:
+        table = self.table(order.slice)
+        if order.fence < table.fence:
+            raise TableFenced("a newer attempt has taken over")
+        if table.version == order.upto and table.fence == order.fence:
+            return
+        table.bring_to(order.after)
+        files = [(part, self.read(part, order.slice.node)) for part in order.parts]
+        at = dict.fromkeys(order.slice.groups, order.after)
+        for part, file in files:
+            for group in part.groups & order.slice.groups:
+                if part.base is None or not part.base <= at[group] < part.version:
+                    raise Violation(f"{part} does not follow on version {at[group]}")
+                at[group] = part.version
+                table.content[group] = file.content.get(group, table.content.get(group, 0))
+        if any(version != order.upto for version in at.values()):
+            raise Violation(f"{order} does not bring all groups to its version: {at}")
+        table.version, table.base, table.changed = order.upto, order.upto, set()
+        table.fence, table.before = order.fence, None
+
+    def captured(self, each: Slice, wanted: CaptureWanted, version: Version) -> Captured:
+        machine, table = self.machines[each.node], self.table(each)
+        if machine.full:
+            raise Trouble("the disk is full")
+        if wanted.base is not None and wanted.base != table.base:
+            raise Violation(f"{wanted}: the table knows changes since {table.base}")
+        chosen = [g for g in wanted.groups if wanted.base is None or g in table.changed]
+        name = f"file-{self.number()}"
+        machine.files[name] = File({g: table.content.get(g, 0) for g in chosen})
+        if wanted.clean:
+            table.base, table.changed = version, set()
+        return Captured(
+            name, each.id, each.operator, each.node, version, wanted.base, wanted.groups,
+            wanted.clean,
+        )  # fmt: skip
+
+    def capture(self, order: Capture) -> Captured:
+        table = self.table(order.slice)
+        if order.fence < table.fence:
+            raise TableFenced("a newer attempt has taken over")
+        table.bring_to(order.version)
+        table.fence = order.fence
+        return self.captured(order.slice, order.wanted, order.version)
+
+    def store(self, order: Store) -> Part:
+        captured = order.captured
+        file = self.machines[captured.node].files.get(captured.file)
+        if file is None:
+            raise Trouble(f"{captured.file} is not there")
+        part = Part(
+            f"part-{self.number()}", captured.operator, captured.version, captured.base,
+            captured.groups, order.holders,
+        )  # fmt: skip
+        self.put(part, file, captured.node)
+        self.machines[captured.node].files.pop(captured.file)
+        return part
+
+    def put(self, part: Part, file: File, sender: str) -> None:
+        if not part.holders:
+            if self.durable.down:
+                raise Trouble("the store does not answer")
+            self.durable.parts[part.name] = file
+        for host in part.holders:
+            if not self._answers(host, sender) or self.machines[host].full:
+                silent = None if self._answers(host, sender) else host
+                raise Trouble(f"{host} does not take {part.name}", unreachable=silent)
+            self.machines[host].vault[part.name] = file
+
+    def merge(self, order: Merge) -> Part:
+        name = f"part-{self.number()}"
+        content: Content = {}
+        for part in order.parts:
+            file = self.read(part, order.slice.node)
+            for group in part.groups & order.groups:
+                if part.base is None:
+                    content[group] = file.content.get(group, 0)
+                else:
+                    content[group] = file.content.get(group, content.get(group, 0))
+        part = Part(name, order.slice.operator, order.version, None, order.groups, order.holders)
+        self.put(part, File(content), order.slice.node)
+        return part
+
+    # Tasks
+
+    def run_slice(
+        self, each: Slice, version: Version, fence: int, wanted: CaptureWanted | None
+    ) -> Captured | str | None:
+        """A task runs a slice: what it captured, or why it could not."""
+        table = self.table(each)
+        table.begin(version, fence)
+        before = dict(table.content)
+        self.truth.apply(each.operator, table.content, list(each.groups), version)
+        table.changed |= {g for g in each.groups if table.content.get(g) != before.get(g)}
+        if wanted is None:
+            return None
+        try:
+            return self.captured(each, wanted, version)
+        except Trouble as trouble:
+            return str(trouble)
+
+    def results(self, slices: Collection[Slice]) -> dict[tuple[str, int], int]:
+        return {
+            (each.operator, group): self.table(each).content.get(group, 0)
+            for each in slices
+            for group in each.groups
+        }
+
+    def check_results(self, order: RunBatch) -> dict[tuple[str, int], int]:
+        found = self.results(order.slices)
+        for (operator, group), value in found.items():
+            if value != self.truth.at(operator, group, order.version):
+                raise Violation(f"batch {order.version}: wrong state of {operator} group {group}")
+        groups = {(name, g) for name, count in self.operators.items() for g in range(count)}
+        if found.keys() != groups:
+            raise Violation(f"batch {order.version}: not all groups are in it")
+        return found
+
+    def check_served(self, slices: Collection[Slice], committed: Version) -> None:
+        """After a commit every table that serves has the state of exactly the committed batches."""
+        for each in serving(slices):
+            machine = self.machines[each.node]
+            table = machine.tables.get(each.id)
+            if table is None or not machine.up:
+                continue
+            content = table.content if table.version == committed else None
+            if content is None and table.before is not None and table.before[1] == committed:
+                content = table.before[0]
+            for group in each.groups if content is not None else ():
+                if content.get(group, 0) != self.truth.at(each.operator, group, committed):
+                    raise Violation(f"{each.id}: wrong state of group {group} at {committed}")
+
+
+@dataclass
+class Sent:
+    """What was sent to an operator in a batch: who sent it, and the groups that each ran."""
+
+    senders: dict[str, tuple[int, KeyGroups]] = field(default_factory=dict)
+
+
+@dataclass
+class Buffers:
+    """What a driver's batches have sent, as far as it is kept."""
+
+    world: World
+    before: Mapping[str, tuple[str, ...]]
+    sent: dict[tuple[str, Version], dict[str, Sent]] = field(default_factory=dict)
+
+    def keep(self, order: RunBatch) -> None:
+        for name, upstream in self.before.items():
+            kept: dict[str, Sent] = {}
+            for up in upstream:
+                senders: dict[str, tuple[int, KeyGroups]] = {}
+                for each in order.slices:
+                    if each.operator == up:
+                        _, groups = senders.get(each.node, (0, KeyGroups()))
+                        generation = self.world.machines[each.node].generation
+                        senders[each.node] = (generation, groups | each.groups)
+                kept[up] = Sent(senders)
+            self.sent[(name, order.version)] = kept
+
+    def trim(self, operator: str, upto: Version) -> None:
+        for name, version in list(self.sent):
+            if name == operator and version <= upto:
+                del self.sent[(name, version)]
+
+    def replay(self, order: Replay) -> None:
+        """Run old batches on slices; Trouble if what was sent is not there."""
+        for name in self.before:
+            for each in order.slices:
+                if each.operator == name:
+                    self._replay(each, order)
+
+    def _replay(self, each: Slice, order: Replay) -> None:
+        machine = self.world.machines[each.node]
+        if not machine.up:
+            raise Trouble(f"{each.node} is gone")
+        table = self.world.table(each)
+        if table.fence == order.fence and table.version == order.upto:
+            return
+        for number in range(each.version + 1, order.upto + 1):
+            version = Version(number)
+            kept = self.sent.get((each.operator, version))
+            if kept is None:
+                raise Trouble(f"what was sent to {each.operator} in batch {version} is not kept")
+            for up, sent in kept.items():
+                lost = KeyGroups()
+                for host, (generation, groups) in sent.senders.items():
+                    now = self.world.machines[host]
+                    if not now.up or now.generation != generation:
+                        lost = lost | groups
+                again = KeyGroups()
+                for other in order.slices:
+                    if other.operator == up and other.version < version:
+                        again = again | other.groups
+                if not lost <= again:
+                    raise Trouble(f"what {up} sent in batch {version} is lost")
+            self.world.run_slice(each, version, order.fence, None)
