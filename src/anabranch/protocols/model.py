@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from anabranch.state.groups import KeyGroups, Routing
 from anabranch.units import NO_VERSION, Version
@@ -102,14 +102,22 @@ class Published:
     parts: Mapping[str, tuple[Part, ...]]
 
 
+class _Reached(NamedTuple):
+    """What can be made of some parts."""
+
+    versions: dict[Version, KeyGroups]
+    ends: dict[str, KeyGroups]
+    """For each part the groups of which a chain of parts ends with it."""
+
+
 class Inventory:
     """The parts of one operator, oldest first, and which versions can be made of them."""
 
-    __slots__ = ("_reach", "parts")
+    __slots__ = ("_known", "parts")
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: (part.version, part.base is None)))
-        self._reach: tuple[frozenset[str], dict[Version, KeyGroups]] | None = None
+        self._known: tuple[frozenset[str], _Reached] | None = None
 
     def __repr__(self) -> str:
         return f"Inventory({[part.name for part in self.parts]})"
@@ -130,9 +138,13 @@ class Inventory:
         >>> Inventory([full, more]).reach(frozenset("fm"))
         {3: KeyGroups('0-7'), 5: KeyGroups('0-3')}
         """
-        if self._reach is not None and self._reach[0] == usable:
-            return self._reach[1]
+        return self._reached(usable).versions
+
+    def _reached(self, usable: frozenset[str]) -> _Reached:
+        if self._known is not None and self._known[0] == usable:
+            return self._known[1]
         reach: dict[Version, KeyGroups] = {}
+        ends: dict[str, KeyGroups] = {}
         for part in self.parts:
             if part.name not in usable:
                 continue
@@ -144,9 +156,11 @@ class Inventory:
                         under = under | reached
                 groups = groups & under
             if groups:
+                ends[part.name] = groups
                 reach[part.version] = reach.get(part.version, KeyGroups()) | groups
-        self._reach = (usable, reach)
-        return reach
+        found = _Reached(reach, ends)
+        self._known = (usable, found)
+        return found
 
     def newest(
         self, groups: KeyGroups, usable: frozenset[str], upto: Version | None = None
@@ -161,16 +175,16 @@ class Inventory:
         self, groups: KeyGroups, version: Version, usable: frozenset[str]
     ) -> tuple[Part, ...]:
         """The parts to make these groups of at a version, oldest first; as few as possible."""
-        reach = self.reach(usable)
+        ends = self._reached(usable).ends
         wanted: dict[tuple[Version, Version], KeyGroups] = {(version, version): groups}
         chosen: list[Part] = []
         for part in reversed(self.parts):
-            if part.name not in usable:
+            able = ends.get(part.name)
+            if able is None:
                 continue
             taken = KeyGroups()
             for least, most in list(wanted):
                 if least <= part.version <= most:
-                    able = part.groups & reach.get(part.version, KeyGroups())
                     given = wanted[(least, most)] & able
                     if given:
                         taken = taken | given

@@ -163,7 +163,7 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
     """What the batch that is about to run is to capture for moves."""
     wanted: list[CaptureWanted] = []
     for moving in turn.query.moves.values():
-        if moving.wants_capture:
+        if moving.wants_capture and _can_capture(turn.query, moving):
             _put(turn, replace(moving, capturing=True))
             wanted += _captures(turn.query, moving)
     return tuple(wanted)
@@ -380,8 +380,13 @@ def _make(turn: Turn, moving: Move) -> None:
 def _follow(turn: Turn, moving: Move) -> None:
     """Come near to the present while batches run."""
     query = turn.query
+    if moving.wants_capture and not _can_capture(query, moving):
+        moving = replace(moving, wants_capture=False)
+        _put(turn, moving)
     if moving.wants_capture:
         _capture(turn, moving)
+    elif _being_stored(query, moving):
+        pass  # these parts bring the targets on
     elif query.committed - moving.at <= _NEAR or moving.rounds >= _ROUNDS:
         _finish(turn, _next(turn, moving, Phase.HOLD))
     elif not _advance(turn, moving):
@@ -400,7 +405,7 @@ def _finish(turn: Turn, moving: Move) -> None:
         return
     if moving.at == query.committed:
         _switch(turn, moving)
-    elif not _advance(turn, moving):
+    elif not _being_stored(query, moving) and not _advance(turn, moving):
         if _changes_known(query, moving):
             _capture_at_rest(turn, moving)
         else:
@@ -426,6 +431,22 @@ def _advance(turn: Turn, moving: Move) -> bool:
         order = Advance(target, tuple(parts.values()), at, upto, turn.fence())
         turn.order(order, Owner.MOVE, moving.command)
     return True
+
+
+def _can_capture(query: Query, moving: Move) -> bool:
+    """Whether what a move waits to capture is still of use to it.
+
+    A checkpoint that comes between has the sources know only what changed since.
+    """
+    return not moving.parts or _changes_known(query, moving)
+
+
+def _being_stored(query: Query, moving: Move) -> bool:
+    """Whether a checkpoint is storing what changed in the sources."""
+    return any(
+        isinstance(waiting.order, Store) and waiting.order.captured.slice in moving.moved
+        for waiting in query.outstanding.values()
+    )
 
 
 def _changes_known(query: Query, moving: Move) -> bool:
