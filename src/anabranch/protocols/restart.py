@@ -96,9 +96,7 @@ def begin(turn: Turn, reason: str) -> None:
         turn.remove(frozenset(each.id for each in moving.targets))
         turn.send(End(moving.command, f"the query went back to an earlier version: {reason}"))
     checkpoint.abandon(turn, reason)
-    turn.change(
-        moves={}, batch=None, restart=Restart(query.now, target, Phase.CHOOSE), recovery=None
-    )
+    turn.change(moves={}, restart=Restart(query.now, target, Phase.CHOOSE), recovery=None)
     turn.send(Wake(query.now + _HOLDERS))
 
 
@@ -273,7 +271,8 @@ def _made(turn: Turn) -> None:
     if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
         return
     if restart.start < restart.target:
-        turn.change(restart=replace(restart, phase=Phase.REWIND))
+        # The batch that Spark wants is one of those it will want again.
+        turn.change(restart=replace(restart, phase=Phase.REWIND), batch=None)
         turn.order(Rewind(restart.start, restart.target), Owner.RESTART)
     else:
         _finish(turn)
