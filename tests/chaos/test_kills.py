@@ -24,7 +24,7 @@ from chaos import rounds
 from cluster import runs
 
 KILLS_PER_ROUND = 10
-DAEMON = "anabranch.spark.daemon"
+DAEMON = "anabranch.worker.daemon"
 KILLS = int(os.environ.get("KILLS", "5"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**6))))
 LONG = KILLS > 5

@@ -190,7 +190,7 @@ class Acts:
         for process in psutil.Process().children(recursive=True):
             try:
                 parent = process.parent()
-                if parent is None or parent.cmdline()[1:3] != ["-m", "anabranch.spark.daemon"]:
+                if parent is None or parent.cmdline()[1:3] != ["-m", "anabranch.worker.daemon"]:
                     continue
                 if process.cwd().startswith(folder):
                     process.kill()

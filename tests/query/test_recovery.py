@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 import anabranch as ab
 from anabranch.query.running import RunningQuery
 from anabranch.spark.logs import SparkLogs
-from anabranch.spark.reports import Report, Reports
 from anabranch.testing.feeds import Feed
 from anabranch.units import Version
+from anabranch.worker.reports import Report, Reports
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

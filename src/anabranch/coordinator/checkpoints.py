@@ -21,9 +21,9 @@ from anabranch.coordinator.shortening import Shortening
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import AnabranchError, StateFull
 from anabranch.priority import thread_gives_way
-from anabranch.spark.task import CaptureOrder
 from anabranch.state.capture import CheckpointSchema
 from anabranch.units import NO_VERSION, Version
+from anabranch.worker.task import CaptureOrder
 
 T = TypeVar("T")
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from anabranch.backup.store import BackupStore
@@ -21,11 +17,11 @@ from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.remote import NodeStore, RemoteNode
 from anabranch.nodes.requests import Epoch, Ping, Stop
-from anabranch.nodes.starting import start_agent
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.nodes.tls import Tls
-from anabranch.spark.nodes import executor, live_hosts, request_nodes
+from anabranch.spark.nodes import live_hosts, request_nodes
 from anabranch.spark.pinning import one_task_each
+from anabranch.worker.here import ANSWER, AgentStart
 
 _log = logging.getLogger("anabranch")
 _PING_SECONDS = 3.0
@@ -34,7 +30,6 @@ _STORE_SECONDS = 60.0
 _TRUSTED_SECONDS = 2.0
 """Who has just answered is not asked again: what it is wanted for would fail, and be retried."""
 _TRIES = 3
-_ANSWER = "host string, address string"
 
 
 class Cluster:
@@ -157,65 +152,21 @@ class Cluster:
         return True
 
     def _start(self, hosts: Sequence[str]) -> None:
-        secret = self._secret.to_hex()
-        work = {
-            "secret": secret,
+        timeout = self._upstream.timeout_seconds
+        context = {
+            "secret": self._secret.to_hex(),
             "files": self._files,
-            "timeout": self._upstream.timeout_seconds,
+            "timeout": timeout,
             "keep": self._keep,
         }
-        run = partial(_start_here, tuple(hosts), self._root, work, self._tls, self._upstream)
-        rows = one_task_each(self._spark, hosts).mapInArrow(run, _ANSWER).collect()
+        capacity = self._upstream.capacity_bytes
+        start = AgentStart(tuple(hosts), self._root, context, self._tls, capacity, timeout)
+        rows = one_task_each(self._spark, hosts).mapInArrow(start.run, ANSWER).collect()
         for host, address in rows:
             if address is not None:
                 self._agents[host] = RemoteNode(
                     address,
                     self._signer,
-                    silence=self._upstream.timeout_seconds,
+                    silence=timeout,
                     tls_root=self._trusted,
                 )
-
-
-def _start_here(
-    hosts: tuple[str, ...],
-    root: StateRoot,
-    work: Mapping[str, Any],
-    tls: Tls | None,
-    upstream: Upstream,
-    batches: Iterator[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Runs in a task on a node."""
-    for _ in batches:
-        continue
-    context = TaskContext.get()
-    assert context is not None
-    wanted, here = hosts[context.partitionId()], executor()
-    address: str | None = None
-    # A task that ended up on another node does nothing; it is sent again.
-    if here.host == wanted:
-        trusted = {} if tls is None else {"trusted": tls.root}
-        address = str(
-            start_agent(
-                secret=Secret.from_hex(work["secret"]),
-                host=wanted,
-                folder=root.backups(wanted),
-                limit=upstream.capacity_bytes,
-                transfer_timeout=upstream.timeout_seconds,
-                watch_pid=here.pid,
-                node="anabranch.nodes.serving:make",
-                context={
-                    **work,
-                    **trusted,
-                    "root": str(root.path(here.host)),
-                    "host": wanted,
-                },
-                # On a disk: a log is of no use to state, and would take memory from it.
-                log=root.backups(wanted) / "agent.log",
-                tls_cert=None if tls is None else Path(tls.certificate),
-                tls_key=None if tls is None else Path(tls.key),
-                tls_root=None if tls is None else Path(tls.root),
-            )
-        )
-    yield pa.RecordBatch.from_pydict(
-        {"host": [wanted], "address": pa.array([address], pa.string())}
-    )

@@ -31,19 +31,19 @@ from anabranch.errors import AnabranchError, QueryFailed, Reshaped, StateMissing
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.folders import StateRoot
 from anabranch.placement.even import Even
-from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
+from anabranch.spark.bind import Bound
 from anabranch.spark.jobs import Jobs, tagged
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.packed_shuffle import PackedRouter
-from anabranch.spark.reports import Report, Reports
 from anabranch.spark.session import chose_partitions, tune
 from anabranch.spark.shuffle import Router
-from anabranch.spark.sinks.sink import Delivery, Replaceable
-from anabranch.spark.task import CaptureOrder, OperatorTask
+from anabranch.spark.sinks.sink import Delivery, Replaceable, Sink
 from anabranch.state.groups import Routing
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version, microseconds
+from anabranch.worker.reports import Report, Reports
+from anabranch.worker.task import CaptureOrder, OperatorTask
 
 T = TypeVar("T")
 
@@ -448,7 +448,8 @@ class Coordinator:
     ) -> None:
         delivery = Delivery(self.running.query, version, self._first)
         for output in self.running.plan.outputs:
-            output.sink.commit(delivery)
+            sink: Sink = output.sink
+            sink.commit(delivery)
         commit = self._committed(version, reports)
         self.running.commits.append(commit)
         self.running.committed = commit

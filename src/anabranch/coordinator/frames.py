@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from anabranch.plan.bind import Bound
 from anabranch.plan.graph import (
     Node,
     Output,
@@ -24,18 +22,20 @@ from anabranch.plan.graph import (
     Unpack,
     inputs,
 )
+from anabranch.spark.bind import Bound
 from anabranch.spark.buffers import Buffer
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.computed import Computed
 from anabranch.spark.packed_shuffle import PackedRouter
-from anabranch.spark.packing import PACKED, Batches, read_values
-from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, both_sides
 from anabranch.spark.sinks.simple import ConsoleSink, MemorySink
-from anabranch.spark.sinks.sink import Delivery, PartSink, PartWriter
+from anabranch.spark.sinks.sink import Delivery, PartSink, Sink
 from anabranch.spark.sources import separate
-from anabranch.spark.task import LATE, OperatorTask, conform
 from anabranch.spark.types import spark_form, spark_schema
+from anabranch.worker import steps
+from anabranch.worker.packing import PACKED
+from anabranch.worker.reports import Reports
+from anabranch.worker.task import LATE, OperatorTask
 
 
 @dataclass
@@ -87,12 +87,13 @@ class Frames:
 
     def deliver(self, output: Output, delivery: Delivery) -> None:
         """Run the job that brings a batch into a sink."""
-        sink, node = output.sink, output.input
+        sink: Sink = output.sink
+        node = output.input
         fusible = isinstance(node, Stateful) and len(self._plan.consumers(node)) == 1
         if isinstance(sink, PartSink) and fusible and isinstance(node, Stateful):
             writer = sink.part_writer(delivery)
             step = self._steps[node]
-            run = partial(_run_and_write, step.task, self._reports, writer)
+            run = partial(steps.run_and, step.task, self._reports, writer)
             sink.accept(map_in_arrow(self._input(step), run, sink.written), delivery)
         else:
             sink.write(self._frame(node), delivery)
@@ -149,9 +150,10 @@ class Frames:
     def _build(self, node: Node) -> DataFrame:
         match node:
             case Transform(before, function):
-                return function(self._frame(before))
+                transformed: DataFrame = function(self._frame(before))
+                return transformed
             case Unpack(before, column, schema):
-                read = partial(_read, column, schema)
+                read = partial(steps.read, column, schema, spark_form(schema))
                 return map_in_arrow(self._frame(before), read, spark_schema(schema))
             case Stateful():
                 return without_late(self._steps[node], self._whole(node))
@@ -199,11 +201,11 @@ class Frames:
         """Rows of what comes before an operator, packed for its instances as they are made."""
         match before:
             case Unpack(source, column, schema):
-                read = partial(_read_and_divide, column, schema, router.divide)
+                read = partial(steps.read_and_divide, column, schema, router.divide)
                 return map_in_arrow(self._frame(source), read, PACKED)
             case Stateful():
                 up = self._steps[before]
-                run = partial(_run_and_divide, up.task, self._reports, router.divide)
+                run = partial(steps.run_and, up.task, self._reports, router.divide)
                 return map_in_arrow(self._input(up), run, PACKED)
             case _:
                 raise TypeError(f"the rows of {before} come from Spark, and not packed")
@@ -258,30 +260,3 @@ def result_schema(bound: Bound) -> StructType:
 def without_late(step: Step, whole: DataFrame) -> DataFrame:
     """The results of an operator without its side output."""
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
-
-
-def _read(column: str, schema: pa.Schema, batches: Batches) -> Batches:
-    form = spark_form(schema)
-    for rows in read_values(column, schema, batches):
-        yield conform(rows, form, "unpack")
-
-
-def _run_and_divide(
-    task: OperatorTask,
-    reports: Reports,
-    divide: Callable[[Batches], Batches],
-    batches: Batches,
-) -> Batches:
-    yield from divide(task.run(reports, batches))
-
-
-def _read_and_divide(
-    column: str, schema: pa.Schema, divide: Callable[[Batches], Batches], batches: Batches
-) -> Batches:
-    yield from divide(read_values(column, schema, batches))
-
-
-def _run_and_write(
-    task: OperatorTask, reports: Reports, writer: PartWriter, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    yield from writer(task.run(reports, batches))

@@ -15,7 +15,7 @@ from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
 from anabranch.nodes.claims import Claim
-from anabranch.plan.bind import Bound
+from anabranch.spark.bind import Bound
 from anabranch.state.groups import Routing
 
 _RUN_BITS = 32

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anabranch.spark.reports import Report
 from anabranch.units import Version
+from anabranch.worker.reports import Report
 
 
 @dataclass(frozen=True)

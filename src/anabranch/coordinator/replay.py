@@ -17,15 +17,15 @@ from anabranch.coordinator.frames import Step, result_schema, without_late
 from anabranch.coordinator.tables import Tables
 from anabranch.errors import StateMissing
 from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform, Unpack
-from anabranch.spark.batches import run_all
 from anabranch.spark.buffers import Buffer
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.packed_shuffle import PackedRouter
-from anabranch.spark.packing import VERSION, versioned
-from anabranch.spark.reports import Reports
 from anabranch.spark.shuffle import Router, sent_to
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
+from anabranch.worker.packing import VERSION, versioned
+from anabranch.worker.reports import Reports
+from anabranch.worker.steps import run_all
 
 _AT_ONCE = 32
 """Batches in one job: every one makes the job's plan longer."""
@@ -193,7 +193,8 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
         case Stateful() if node is start:
             return frame
         case Transform(before, function):
-            return function(_through(before, start, frame))
+            transformed: DataFrame = function(_through(before, start, frame))
+            return transformed
         case _:
             raise StateMissing(f"the rows between {start.name!r} and the next operator are lost")
 

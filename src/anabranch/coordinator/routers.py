@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anabranch.plan.bind import Bound
+from anabranch.spark.bind import Bound
 from anabranch.spark.packed_shuffle import PackedRouter
-from anabranch.spark.packing import Packing
 from anabranch.spark.shuffle import Router
 from anabranch.state.groups import Routing
+from anabranch.worker.packing import Packing
 
 
 def router_of(bound: Bound, routing: Routing) -> Router | PackedRouter:

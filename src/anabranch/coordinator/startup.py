@@ -49,8 +49,8 @@ from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.places import absolute, resolve
 from anabranch.places import is_local as is_on_disk
-from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
+from anabranch.spark.bind import Bound
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.nodes import is_local
 from anabranch.spark.sinks.sink import Replaceable

@@ -32,7 +32,7 @@ from anabranch.nodes.requests import (
     Store,
     TableName,
 )
-from anabranch.plan.bind import Bound
+from anabranch.spark.bind import Bound
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import Routing
 from anabranch.state.partition import partition

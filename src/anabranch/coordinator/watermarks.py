@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
-from anabranch.spark.reports import Report
-from anabranch.spark.task import event_times
+from anabranch.worker.reports import Report
 
 Times = dict[str, tuple[int | None, ...]]
 """The latest event time seen by each operator on each of its inputs, in microseconds."""
@@ -29,18 +27,14 @@ class Watermarks:
         seen = self.times.get(name, ())
         if not seen or any(time is None for time in seen):
             return None
-        delays: tuple[int, ...] = (operator.watermark_delay,) * len(seen)
-        if isinstance(operator, Join):
-            delays = operator.side_delays
-        return min(
-            time - delay for time, delay in zip(seen, delays, strict=True) if time is not None
-        )
+        pairs = zip(seen, operator.delays, strict=True)
+        return min(time - delay for time, delay in pairs if time is not None)
 
     def advanced(self, operators: Mapping[str, Operator], reports: Iterable[Report]) -> Watermarks:
         """The watermarks after a batch with these reports."""
         times = dict(self.times)
         for report in reports:
-            sides = len(event_times(operators[report.operator]))
+            sides = len(operators[report.operator].event_times)
             before = times.get(report.operator, (None,) * sides)
             times[report.operator] = tuple(
                 max((t for t in pair if t is not None), default=None)

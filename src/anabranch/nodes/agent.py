@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Config:
     timeout: float = TIMEOUT
     watch_pid: int | None = None
     node: str | None = None
+    warm: str | None = None
     context: dict[str, Any] = field(default_factory=dict, repr=False)
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -89,9 +91,10 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         address = folder / ADDRESS
         record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
         answer({"port": agent.port, "pid": os.getpid()})
-        if config.node is not None:
-            # Loading kernels takes seconds; the first table must not wait for it.
-            threading.Thread(target=_warm, name="warm", daemon=True).start()
+        if config.warm is not None:
+            # Loading kernels takes seconds; neither the answer nor the first table waits for it.
+            warm = partial(_warm, config.warm)
+            threading.Thread(target=warm, name="warm", daemon=True).start()
         while not done.wait(_LOOK_AT_LOG):
             # Not all that is written there goes through a logger.
             if config.log is not None:
@@ -108,10 +111,8 @@ def _emptied(folder: Path) -> Path:
     return private_folder(folder)
 
 
-def _warm() -> None:
-    from anabranch.spark.warm import warm  # what it imports would hold up the answer
-
-    warm()
+def _warm(path: str) -> None:
+    _named("warm", path)()
 
 
 def _listen(config: Config, vault: Vault, fence: Fence, done: threading.Event) -> Agent:
@@ -165,12 +166,17 @@ def load_node(
     """The node that the function at ``module:attribute`` makes."""
     if path is None:
         return None
+    node: Node = _named("node", path)(context, vault, fence)
+    return node
+
+
+def _named(what: str, path: str) -> Callable[..., Any]:
+    """The function at ``module:attribute``."""
     module, colon, attribute = path.partition(":")
     if not colon:
-        raise PlanError(f"node={path!r}: give a function as module:attribute")
-    make = getattr(importlib.import_module(module), attribute)
-    node: Node = make(context, vault, fence)
-    return node
+        raise PlanError(f"{what}={path!r}: give a function as module:attribute")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def record(path: Path, value: dict[str, Any]) -> None:

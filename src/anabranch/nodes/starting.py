@@ -56,6 +56,7 @@ def start_agent(
     watch_pid: int | None,
     node: str | None = None,
     context: Mapping[str, Any] | None = None,
+    warm: str | None = None,
     log: Path,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
@@ -68,7 +69,8 @@ def start_agent(
     With a limit of None it keeps what the disk has room for. Folder and log are for this user
     alone. It listens at ``host``, lives as long as the process ``watch_pid`` (None: until it is
     told to stop), outlives this one, and writes to ``log``. ``node`` names a function
-    ``make(context, vault, fence) -> Node`` as ``module:attribute``. A transfer that stands still
+    ``make(context, vault, fence) -> Node`` as ``module:attribute``, and ``warm`` one that is called
+    once beside the first requests, to load what they need. A transfer that stands still
     for ``transfer_timeout`` seconds is given up. If an agent with the same secret has the folder
     already, its address is returned, and it goes on with what it was started with.
     DidNotHappen, with the end of the log, if there is no agent within ``timeout`` seconds.
@@ -83,6 +85,7 @@ def start_agent(
         "timeout": transfer_timeout,
         "watch_pid": watch_pid,
         "node": node,
+        "warm": warm,
         "context": dict(context or {}),
         "tls_cert": _text(tls_cert),
         "tls_key": _text(tls_key),

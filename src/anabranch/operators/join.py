@@ -57,11 +57,6 @@ class Join(Operator):
     timers = True
     side = True
 
-    side_times: tuple[str, str]
-    """The time columns of left and right."""
-    side_delays: tuple[int, int]
-    """How far the watermark stays behind the latest time of each, in microseconds."""
-
     _buffer: Buffer
     _output: pa.Schema
 
@@ -81,19 +76,30 @@ class Join(Operator):
                 f"join: no time is from {before} us before to {after} us after another one"
             )
         self.columns: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self.side_times = on
-        self.side_delays = delays
+        self._times_on = on
+        self._delays = delays
         self.before = before
         self.after = after
         self.how = how
 
     def __repr__(self) -> str:
-        left, right = self.side_times
+        left, right = self.event_times
         before, after = (timedelta(microseconds=reach) for reach in (self.before, self.after))
         return f"Join({self.how}, {left} - {before} <= {right} <= {left} + {after})"
 
-    def of(self, left: Sequence[str], right: Sequence[str]) -> Join:
+    @property
+    def event_times(self) -> tuple[str, str]:
+        """The time columns of left and right."""
+        return self._times_on
+
+    @property
+    def delays(self) -> tuple[int, int]:
+        """How far the watermark stays behind the latest time of each, in microseconds."""
+        return self._delays
+
+    def of(self, *columns: Sequence[str]) -> Join:
         """The join of inputs that have these columns besides the key; no name may be in both."""
+        left, right = columns
         join = copy.copy(self)
         join.columns = (tuple(left), tuple(right))
         return join
@@ -109,7 +115,7 @@ class Join(Operator):
             )
         taken = [*keys, *SUB_KEYS, *(column.name for column in BOOKKEEPING)]
         payloads = []
-        for side, columns, time in zip(_SIDES, (left, right), self.side_times, strict=True):
+        for side, columns, time in zip(_SIDES, (left, right), self.event_times, strict=True):
             _check_time(schema, side, columns, time)
             fields = [schema.field(name) for name in columns]
             # A row without a time is never kept.
@@ -118,7 +124,7 @@ class Join(Operator):
             taken += [column.name for column in payloads[-1].columns]
         bound = copy.copy(self)
         bound._buffer = Buffer(
-            (payloads[0], payloads[1]), self.side_times, (self.after, self.before)
+            (payloads[0], payloads[1]), self.event_times, (self.after, self.before)
         )
         bound._output = self.output(schema, keys)
         bound.state = StateSchema((*BOOKKEEPING, *payloads[0].columns, *payloads[1].columns))
@@ -205,7 +211,7 @@ class Join(Operator):
     def _times(self, rows: Rows) -> tuple[Array, Array, Array]:
         """Side and time of each row, and whether it has a time."""
         side = rows[SIDE].astype(np.int64)
-        left, right = self.side_times
+        left, right = self.event_times
         times = np.where(side == LEFT, rows.times(left), rows.times(right))
         return side, times, np.where(side == LEFT, rows.valid(left), rows.valid(right))
 

@@ -56,6 +56,23 @@ class Operator:
     side: bool = False
     """Whether ``context.late`` is used; the side output then has the columns of the input."""
 
+    @property
+    def event_times(self) -> tuple[str, ...]:
+        """The timestamp column of each input whose maximum drives the watermark, if any does."""
+        return () if self.event_time is None else (self.event_time,)
+
+    @property
+    def delays(self) -> tuple[int, ...]:
+        """How far the watermark stays behind each of :attr:`event_times`, in microseconds."""
+        return (self.watermark_delay,) * len(self.event_times)
+
+    def of(self, *columns: Sequence[str]) -> Operator:
+        """The operator for inputs that have these columns besides the key, one group for each.
+
+        Called before :meth:`bind` where there are several inputs.
+        """
+        return self
+
     def bind(self, schema: pa.Schema, keys: Sequence[str]) -> Operator:
         """The operator for rows of this schema; raise :class:`PlanError` if it cannot be.
 

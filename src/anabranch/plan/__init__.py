@@ -1,1 +1,1 @@
-"""The plan of a query as a graph, and the checks it must pass before it runs."""
+"""The plan of a query as a graph, which can be drawn and knows nothing of Spark."""

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from anabranch.operators.operator import Operator
 
-if TYPE_CHECKING:
-    from anabranch.spark.sinks.sink import Sink
-
+Frame = Any
+"""A DataFrame of Spark, of which a plan knows nothing but the names of its columns."""
 DEFAULT_KEY_GROUPS = 128
 
 
@@ -24,7 +22,7 @@ DEFAULT_KEY_GROUPS = 128
 class Source:
     """A streaming DataFrame."""
 
-    frame: DataFrame
+    frame: Frame
 
     def __str__(self) -> str:
         return f"source [{', '.join(self.frame.columns)}]"
@@ -35,7 +33,7 @@ class Transform:
     """A stateless step: a function from DataFrame to DataFrame."""
 
     input: Node
-    function: Callable[[DataFrame], DataFrame]
+    function: Callable[[Frame], Frame]
 
     def __str__(self) -> str:
         return f"transform {getattr(self.function, '__name__', type(self.function).__name__)}"
@@ -91,7 +89,8 @@ class Output:
     """A sink and what flows into it."""
 
     input: Node
-    sink: Sink
+    sink: Any
+    """A :class:`~anabranch.spark.sinks.sink.Sink`, which a plan only names."""
 
     def __str__(self) -> str:
         return f"sink {self.sink!r}"

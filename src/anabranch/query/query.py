@@ -11,10 +11,10 @@ from anabranch.errors import PlanError
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
-from anabranch.plan.bind import bind
 from anabranch.plan.graph import Output, Plan
 from anabranch.query.running import RunningQuery, Settings
 from anabranch.spark import session
+from anabranch.spark.bind import bind
 from anabranch.units import Duration, microseconds
 
 

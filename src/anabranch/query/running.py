@@ -29,9 +29,9 @@ from anabranch.errors import AnabranchError, PlanError, QueryFailed, StateMissin
 from anabranch.movement.policy import FromCheckpoint
 from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
-from anabranch.plan.bind import Bound
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.spark import quiet
+from anabranch.spark.bind import Bound
 from anabranch.spark.session import log_settings
 from anabranch.spark.sinks.simple import MemorySink
 from anabranch.spark.sources import combine

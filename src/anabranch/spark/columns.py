@@ -10,7 +10,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
-from anabranch.spark.packing import Batches
+from anabranch.worker.packing import Batches
 
 
 def column(name: str) -> Column:

@@ -1,27 +1,8 @@
-"""Nodes as Spark sees them: which are alive, and on which one a Python worker runs.
-
-A node is the host of an executor. Spark passes the host to the executor's process as an argument,
-whatever the cluster manager; that is where a worker reads it.
-"""
+"""Nodes as Spark sees them, from the driver: a node is the host of an executor."""
 
 from __future__ import annotations
 
-import os
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
-
 from pyspark.sql import SparkSession
-
-_HOST_ARGUMENT = b"--hostname"
-
-
-class Executor(NamedTuple):
-    """The executor process that a Python worker belongs to."""
-
-    pid: int
-    host: str | None
-    """None when the driver itself runs the tasks."""
 
 
 def live_hosts(spark: SparkSession) -> frozenset[str]:
@@ -48,17 +29,3 @@ def request_nodes(spark: SparkSession, total: int) -> bool:
 def is_local(spark: SparkSession) -> bool:
     """Whether the driver runs all tasks itself, in its own process."""
     return bool(spark.sparkContext._jsc.sc().isLocal())
-
-
-@cache
-def executor() -> Executor:
-    """The executor of the Python worker that asks: the first Java process above it."""
-    pid = os.getpid()
-    while pid > 1:
-        status = Path(f"/proc/{pid}/stat").read_text()
-        pid = int(status.rpartition(")")[2].split()[1])
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if arguments[0].endswith(b"java"):
-            at = arguments.index(_HOST_ARGUMENT) + 1 if _HOST_ARGUMENT in arguments else 0
-            return Executor(pid, arguments[at].decode() if at else None)
-    raise RuntimeError("this process does not run below a Spark executor")

@@ -9,8 +9,8 @@ import numpy as np
 from pyspark.sql import DataFrame
 
 from anabranch.spark.columns import map_in_arrow
-from anabranch.spark.packing import PACKED, TARGET, Batches, Packing, versioned
 from anabranch.state.groups import Routing
+from anabranch.worker.packing import PACKED, TARGET, Batches, Packing, versioned
 
 
 class PackedRouter:

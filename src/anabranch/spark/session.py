@@ -11,7 +11,7 @@ from anabranch.errors import PlanError
 from anabranch.spark.nodes import is_local
 
 _DEFAULTS = {
-    "spark.python.daemon.module": "anabranch.spark.daemon",
+    "spark.python.daemon.module": "anabranch.worker.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.buffer.size": "1048576",
     "spark.ui.showConsoleProgress": "false",

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from anabranch.operators.join import SIDE
 from anabranch.spark.columns import column
 from anabranch.spark.hashing import KeyHash
-from anabranch.spark.packing import TARGET
-from anabranch.spark.task import HASH, INPUT_SIDE, SEQUENCE
 from anabranch.state.groups import Routing
-
-_POSITION_BITS = 33
+from anabranch.worker.packing import PLACE_BITS, TARGET
+from anabranch.worker.task import HASH, SEQUENCE
 
 
 class Router:
@@ -68,8 +67,8 @@ class Router:
             added.append(self._key.column.alias(HASH))
         if self.ordered:
             sender = F.element_at(_literals(instances), F.spark_partition_id() + 1).cast("long")
-            position = F.monotonically_increasing_id().bitwiseAND((1 << _POSITION_BITS) - 1)
-            added.append((F.shiftleft(sender, _POSITION_BITS) + position).alias(SEQUENCE))
+            position = F.monotonically_increasing_id().bitwiseAND((1 << PLACE_BITS) - 1)
+            added.append((F.shiftleft(sender, PLACE_BITS) + position).alias(SEQUENCE))
         return frame.select(*added) if len(added) > 1 else frame
 
     def _looked_up(self, by_group: Sequence[int]) -> Column:
@@ -91,5 +90,5 @@ def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> Da
     for side, (frame, names) in enumerate(zip(frames, keys, strict=True)):
         key = [column(name).alias(as_) for name, as_ in zip(names, keys[0], strict=True)]
         rest = [column(name) for name in frame.columns if name not in names]
-        sides.append(frame.select(*key, F.lit(side).cast("tinyint").alias(INPUT_SIDE), *rest))
+        sides.append(frame.select(*key, F.lit(side).cast("tinyint").alias(SIDE), *rest))
     return sides[0].unionByName(sides[1], allowMissingColumns=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,18 @@ from anabranch.kernels import reduce
 from anabranch.state.keys import KeyBatch
 from anabranch.state.table import StateTable
 
-if TYPE_CHECKING:
-    from anabranch.operators.rows import Rows
-
 Array = npt.NDArray[Any]
+
+
+class Keyed(Protocol):
+    """Rows that carry their keys, such as those that come into ``process()``."""
+
+    hashes: Array | None
+    """The 64-bit hash of each row's key (uint64)."""
+
+    def arrow(self, name: str) -> pa.Array:
+        """A column, nulls included."""
+        ...
 
 
 class Column:
@@ -41,15 +49,15 @@ class State:
         self.table = table
         self._keys = keys
 
-    def rows(self, rows: Rows, **sub: Array) -> Array:
+    def rows(self, rows: Keyed, **sub: Array) -> Array:
         """The state row of each row's key, created where the key is new."""
         return self.table.rows(self._encode(rows, sub))
 
-    def find(self, rows: Rows, **sub: Array) -> Array:
+    def find(self, rows: Keyed, **sub: Array) -> Array:
         """The state row of each row's key, -1 where there is none."""
         return self.table.find(self._encode(rows, sub))
 
-    def _encode(self, rows: Rows, sub: dict[str, Array]) -> KeyBatch:
+    def _encode(self, rows: Keyed, sub: dict[str, Array]) -> KeyBatch:
         layout = self.table.layout.key
         if rows.hashes is None:
             raise ValueError("these rows carry no key: pass rows that came into process()")

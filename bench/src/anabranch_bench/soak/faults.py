@@ -25,7 +25,7 @@ _BACK = (1.0, 12.0)
 _PAUSE = (3.0, 12.0)
 _SECONDS = 240.0
 _ADDRESSES = range(2, 30)
-DAEMON = "anabranch.spark.daemon"
+DAEMON = "anabranch.worker.daemon"
 AGENT = "anabranch.nodes.agent"
 
 WEIGHTS = {

@@ -20,7 +20,7 @@ ROLES = {
     "deploy.master.Master": "spark master",
     "org.apache.spark.deploy.SparkSubmit": "driver jvm",
     "anabranch.nodes.agent": "agent",
-    "anabranch.spark.daemon": "python worker",
+    "anabranch.worker.daemon": "python worker",
     "anabranch_bench.soak.program": "driver",
     "anabranch_bench.soak.compare": "comparison",
     "anabranch.backup.merging": "merge",

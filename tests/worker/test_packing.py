@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.spark import packing
 from anabranch.spark.packed_shuffle import PackedRouter
-from anabranch.spark.packing import PLACE, ROWS, TARGET, Packing, read_values
 from anabranch.state.groups import Routing, group_of
 from anabranch.state.hashing import hash_keys
+from anabranch.worker import packing
+from anabranch.worker.packing import PLACE, ROWS, TARGET, Packing, read_values
 
 SCHEMA = pa.schema([("user", pa.string()), ("n", pa.int64())])
 PACKING = Packing(SCHEMA, ("user",))

@@ -10,8 +10,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from task_runs import Running
 
-from anabranch.spark.reports import Report, Reports
 from anabranch.units import Version
+from anabranch.worker.reports import Report, Reports
 
 pytestmark = pytest.mark.spark
 IDS = list(range(200)) * 2

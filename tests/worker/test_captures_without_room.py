@@ -32,11 +32,11 @@ from anabranch.nodes.requests import (
     TableName,
 )
 from anabranch.nodes.serving import make
-from anabranch.spark.task import CaptureOrder
 from anabranch.state import capture as captures
 from anabranch.state import checkpoint
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
+from anabranch.worker.task import CaptureOrder
 
 EPOCH = Epoch(1)
 ROWS = 16_000

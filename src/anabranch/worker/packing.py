@@ -16,9 +16,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from anabranch.spark.end_marks import watch
 from anabranch.state.groups import group_of
 from anabranch.state.hashing import hash_keys
+from anabranch.worker.end_marks import watch
 
 TARGET, PLACE, ROWS = "__target", "__place", "__rows"
 PACKED = StructType(

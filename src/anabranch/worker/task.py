@@ -17,25 +17,23 @@ from anabranch.nodes.captures import write_capture
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.local import TABLES
 from anabranch.operators.context import Context
-from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
-from anabranch.spark.end_marks import watch
-from anabranch.spark.nodes import executor
-from anabranch.spark.open_tables import OpenTables
-from anabranch.spark.packing import TARGET, Packing
-from anabranch.spark.reports import Report, Reports
 from anabranch.state.capture import capture
 from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.hashing import hash_keys
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
+from anabranch.worker.end_marks import watch
+from anabranch.worker.here import executor
+from anabranch.worker.open_tables import OpenTables
+from anabranch.worker.packing import TARGET, Packing
+from anabranch.worker.reports import Report, Reports
 
 HASH = "__hash"
 SEQUENCE = "__seq"
 LATE = "__late"
-INPUT_SIDE = "__side"
 _SLICE = 131_072
 _PIECE_ROWS, _PIECE_BYTES = 65_536, 1 << 24
 _LOCK_SECONDS = 60.0
@@ -96,7 +94,7 @@ class OperatorTask:
         if self.packing is not None:
             batches = self.packing.unpacked(batches, ordered=self.ordered)
         taken = 0
-        times: list[int | None] = [None] * len(self.time_columns)
+        times: list[int | None] = [None] * len(self.operator.event_times)
         with table.lock(_LOCK_SECONDS):
             table.begin(self.version, self.fence, attempt, track_dirty=self.track_changes)
             state = State(table, self.keys)
@@ -129,11 +127,6 @@ class OperatorTask:
                 why_not,
             )
         reports.send(report)
-
-    @property
-    def time_columns(self) -> tuple[str, ...]:
-        """The event-time column of each input."""
-        return event_times(self.operator)
 
     def _instance(self, partition: int) -> int:
         """The instance that a partition is of."""
@@ -186,7 +179,7 @@ class OperatorTask:
 
     def _latest(self, rows: Rows, times: list[int | None]) -> list[int | None]:
         latest = list(times)
-        for side, column in enumerate(self.time_columns):
+        for side, column in enumerate(self.operator.event_times):
             seen = rows.times(column)[rows.valid(column)]
             if len(seen):
                 most = int(seen.max())
@@ -243,13 +236,6 @@ class OperatorTask:
             return None, str(error)
         table.mark_clean()
         return str(path), None
-
-
-def event_times(operator: Operator) -> tuple[str, ...]:
-    """The columns whose maximum drives an operator's watermark, one per input."""
-    if isinstance(operator, Join):
-        return operator.side_times
-    return () if operator.event_time is None else (operator.event_time,)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, operator: str) -> pa.RecordBatch:

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from task_runs import Running
 
 from anabranch.errors import StateFull
-from anabranch.spark.open_tables import OpenTables
 from anabranch.state import schema
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.worker.open_tables import OpenTables
 
 LAYOUT = TableLayout(
     KeyLayout([pa.field("key", pa.int64(), nullable=False)]), schema.schema(n=schema.int64)

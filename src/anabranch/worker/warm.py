@@ -2,7 +2,7 @@
 
 The first use of a kernel on a machine compiles it, which takes seconds; later processes load it
 from a cache on disk. Python workers are forked from a daemon that has called :func:`warm`, so that
-they start with the kernels in memory. ``python -m anabranch.spark.warm`` fills the cache.
+they start with the kernels in memory. ``python -m anabranch.worker.warm`` fills the cache.
 """
 
 from __future__ import annotations

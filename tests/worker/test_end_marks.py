@@ -17,8 +17,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from anabranch.errors import CutOff
-from anabranch.spark.end_marks import read_to_end
-from anabranch.spark.packing import read_values
+from anabranch.worker.end_marks import read_to_end
+from anabranch.worker.packing import read_values
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 # A body whose last bytes look like the mark of the end.
@@ -115,7 +115,7 @@ def test_a_task_whose_input_fails_does_not_come_to_an_end(
         raise ValueError("oh no")
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import anabranch.spark.task  # noqa: F401
+        import anabranch.worker.task  # noqa: F401
 
         try:
             for _ in batches:

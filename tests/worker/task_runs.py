@@ -19,15 +19,15 @@ from anabranch.operators.context import Context
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
 from anabranch.spark.hashing import KeyHash
-from anabranch.spark.reports import Report, Reports
 from anabranch.spark.shuffle import Router
-from anabranch.spark.task import CaptureOrder, OperatorTask
 from anabranch.state import schema
 from anabranch.state.groups import KeyGroups, Routing
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
+from anabranch.worker.reports import Report, Reports
+from anabranch.worker.task import CaptureOrder, OperatorTask
 
 # Workers do not have this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -20,13 +20,12 @@ from pyspark.sql.types import BinaryType
 
 from anabranch.errors import AnabranchError, PlanError
 from anabranch.operators.context import Context
-from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
 from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform, Unpack
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.shuffle import both_sides
-from anabranch.spark.task import event_times
+from anabranch.spark.sinks.sink import Sink
 from anabranch.spark.types import arrow_schema, spark_form, spark_schema
 from anabranch.state.groups import MAX_KEY_GROUPS
 from anabranch.state.keys import KeyLayout
@@ -51,7 +50,7 @@ class Bound:
     layout: TableLayout
     side: bool
     packed: bool
-    """Whether rows come packed; see :mod:`anabranch.spark.packing`."""
+    """Whether rows come packed; see :mod:`anabranch.worker.packing`."""
     ordered: bool = False
     """Whether rows must come in source order, for this operator's result or for one after it."""
 
@@ -82,7 +81,8 @@ def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
             case Side(of):
                 empties[node] = spark.createDataFrame([], spark_schema(bounds[of].input))
     for output in plan.outputs:
-        output.sink.check(empties[output.input].schema)
+        sink: Sink = output.sink
+        sink.check(empties[output.input].schema)
     return _with_order(plan, bounds)
 
 
@@ -158,7 +158,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     try:
         key_hash = KeyHash(frame.schema, keys)
         operator = _sided(node, empties).bind(schema, keys)
-        for column in event_times(operator):
+        for column in operator.event_times:
             _check_time(schema, column, where)
         fields = [schema.field(name) for name in keys]
         layout = TableLayout(
@@ -177,10 +177,10 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
 
 def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     """An operator of two inputs, told which columns are whose."""
-    if not isinstance(node.operator, Join):
+    if len(node.inputs) == 1:
         return node.operator
     for side, keys, time in zip(
-        ("left", "right"), node.keys, node.operator.side_times, strict=True
+        ("left", "right"), node.keys, node.operator.event_times, strict=True
     ):
         if time in keys:
             raise PlanError(
@@ -189,11 +189,11 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
                 f"in a transform, for example with withColumn('{time}_at', F.col('{time}')), and "
                 "give that name in on="
             )
-    left, right = (
+    columns = (
         [name for name in empties[before].columns if name not in keys]
         for before, keys in zip(node.inputs, node.keys, strict=True)
     )
-    return node.operator.of(left, right)
+    return node.operator.of(*columns)
 
 
 def _check_columns(frame: DataFrame, keys: tuple[str, ...], where: str) -> None:

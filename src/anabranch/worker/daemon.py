@@ -1,0 +1,44 @@
+"""The daemon that Python workers are forked from, with the slow part of their start behind it.
+
+Set with ``spark.python.daemon.module=anabranch.worker.daemon``; :func:`anabranch.session` does.
+
+Workers forked from it have the kernels in memory, and keep memory that they have used once. A batch
+takes and frees the same large arrays as the one before: by default they go back to the system each
+time, and every page of them costs a fault when it is touched again, with batches of a few hundred
+thousand rows half of a worker's time.
+"""
+
+import ctypes
+import gc
+import sys
+
+from pyspark import daemon
+
+import anabranch.worker.steps  # noqa: F401  imported here so that every forked worker has it
+from anabranch.worker.warm import warm
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_LARGEST_KEPT = 1 << 25  # the most that the C library takes for it
+_MOST_KEPT = 1 << 29
+_STEP = 1 << 26
+
+
+def keep_memory() -> None:
+    """Let this process, and those forked from it, use freed memory again; where glibc is used."""
+    if sys.platform != "linux":
+        return
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        set_option(_TRIM_THRESHOLD, _MOST_KEPT)
+        set_option(_TOP_PAD, _STEP)
+
+
+if __name__ == "__main__":
+    keep_memory()
+    warm()
+    # A worker collects garbage after every task. Everything imported so far is none, and looking
+    # through it each time would cost more than a small task does.
+    gc.collect()
+    gc.freeze()
+    daemon.manager()
