@@ -9,7 +9,8 @@
     │   ├── StateLocked                  another task holds it
     │   ├── StateFull                    no room for it in its folder
     │   ├── SchemaChanged                it was written with other columns
-    │   ├── Fenced                       a newer attempt, or another driver, has taken over
+    │   ├── Fenced                       a newer attempt has taken over
+    │   │   └── Deposed                  another driver has taken the query over
     │   ├── Misplaced                    a task ran on another node than its state
     │   ├── Reshaped                     partitions were merged or shifted before they were computed
     │   └── CutOff                       the rows of a task ended before their end mark
@@ -55,6 +56,10 @@ class SchemaChanged(StateError):
 
 class Fenced(StateError):
     """A newer attempt has a table now, or another driver the query; this one must give up."""
+
+
+class Deposed(Fenced):
+    """Another driver has taken the query over; this one must not change anything any more."""
 
 
 class Misplaced(StateError):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.backup import BackupStore, Files, Manifest, Manifests, OperatorManifest, Part
+from anabranch.backup import BackupStore, Files, Manifest, Manifests, OperatorManifest
 from anabranch.backup.manifests import part_name
 from anabranch.errors import (
     CheckpointCorrupt,
@@ -17,6 +17,7 @@ from anabranch.errors import (
 )
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import assign
+from anabranch.state.part import Part
 from anabranch.testing import FaultyStore, MemoryStore
 from anabranch.units import Version
 
@@ -34,10 +35,11 @@ def parts_of(operator: str, version: int, base: int | None, instances: int) -> l
     return [
         Part(
             part_name(operator, instance, Version(version), base is None, f"{version:016x}"),
-            instance,
+            operator,
             Version(version),
             None if base is None else Version(base),
             groups,
+            instance=instance,
             rows=3,
             bytes=100,
             checksum=f"{version:016x}",

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from anabranch.coordinator.checkpoints import Checkpoints, Taken
+from anabranch.coordinator.coordinator import Running
+from anabranch.coordinator.startup import Place
+from anabranch.coordinator.tables import HERE, Tables
 
 from anabranch.backup import Manifests
 from anabranch.boot import boot_id
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator import identity, startup
-from anabranch.coordinator.checkpoints import Checkpoints, Taken
 from anabranch.coordinator.commits import Commit, CommitLog
-from anabranch.coordinator.coordinator import Running
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.identity import Identity
-from anabranch.coordinator.startup import Place
-from anabranch.coordinator.tables import HERE, Tables
 from anabranch.nodes.captures import CAPTURES
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.local import LocalNode

@@ -9,15 +9,15 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 import pytest
+from anabranch.coordinator.checkpoints import Checkpoints, Taken
+from anabranch.coordinator.tables import HERE, Tables
 from pyarrow import fs
 
-from anabranch.backup import Manifests, Part, read_state
+from anabranch.backup import Manifests, read_state
 from anabranch.backup.files import Files, FileStore
 from anabranch.checkpointing import Periodic
-from anabranch.coordinator.checkpoints import Checkpoints, Taken
 from anabranch.coordinator.commits import Commit
 from anabranch.coordinator.events import Events
-from anabranch.coordinator.tables import HERE, Tables
 from anabranch.nodes.captures import CAPTURES
 from anabranch.nodes.local import LocalNode
 from anabranch.nodes.node import Deadline
@@ -27,6 +27,7 @@ from anabranch.state.capture import CheckpointSchema, capture
 from anabranch.state.checkpoint import write
 from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyLayout
+from anabranch.state.part import Part
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 

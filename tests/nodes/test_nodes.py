@@ -12,7 +12,6 @@ import pytest
 from node_tools import Starter
 
 from anabranch.backup.files import Files
-from anabranch.backup.manifests import Part
 from anabranch.backup.parts import state_rows
 from anabranch.backup.peers import peer_name
 from anabranch.errors import (
@@ -55,6 +54,7 @@ from anabranch.state.capture import CheckpointSchema
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.keys import KeyLayout
+from anabranch.state.part import Part
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.backup.manifests import Part
 from anabranch.errors import Refused
 from anabranch.nodes import Deadline, Fence, Secret, Vault, requests
 from anabranch.nodes.captures import CAPTURES
@@ -40,6 +39,7 @@ from anabranch.state import schema as types
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyLayout
+from anabranch.state.part import Part
 from anabranch.state.schema import Column, StateSchema, int64
 from anabranch.state.table import TableLayout
 from anabranch.testing import MemoryStore
@@ -49,8 +49,9 @@ LAYOUT = TableLayout(
     KeyLayout((pa.field("k", pa.int64()),), (), 8), StateSchema((Column("n", int64, 0),)), False
 )
 PART = {
-    "name": "parts/000000000001-x.arrow", "instance": 0, "version": 1, "base": None,
-    "groups": "0-7", "rows": 1, "bytes": 10, "checksum": "0" * 16,
+    "name": "parts/000000000001-x.arrow", "operator": "words", "holders": [],
+    "instance": 0, "version": 1, "base": None, "groups": "0-7",
+    "rows": 1, "bytes": 10, "checksum": "0" * 16,
 }  # fmt: skip
 SCHEMA = CheckpointSchema.of(LAYOUT).to_json()
 WRITTEN = layouts.to_json(LAYOUT)
@@ -280,9 +281,18 @@ versions = st.integers(-1, (1 << 63) - 1).map(Version)
 groups = st.sets(st.integers(0, 7)).map(KeyGroups.of)
 checksums = st.text("0123456789abcdef", min_size=16, max_size=16)
 parts = st.builds(
-    Part, names, st.integers(0, 1 << 16), versions, st.none() | versions, groups, numbers, numbers,
+    Part,
+    names,
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}", fullmatch=True),
+    versions,
+    st.none() | versions,
+    groups,
+    st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    numbers,
+    numbers,
     checksums,
-)  # fmt: skip
+    st.integers(0, 1 << 16),
+)
 STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     int: numbers,
     str: st.text(),

@@ -41,9 +41,10 @@ from anabranch.protocols.events import (
     TimePassed,
 )
 from anabranch.protocols.machine import step
-from anabranch.protocols.model import Backup, Host, OperatorPlan, Part, Routed, Slice, serving
+from anabranch.protocols.model import Backup, Host, OperatorPlan, Routed, Slice, serving
 from anabranch.protocols.query import Policies, Query
 from anabranch.state.groups import Routing
+from anabranch.state.part import Part
 from anabranch.units import Version
 from protocols.world import Buffers, File, Missing, TableFenced, Trouble, Truth, Violation, World
 
@@ -57,7 +58,7 @@ _QUIET = 4000 * SECOND
 class InStore:
     """All parts are in a store that outlives the nodes."""
 
-    def holders(self, owner: Host, slice: Slice, nodes: Any) -> tuple[Host, ...]:
+    def holders(self, owner: Host, key: str, nodes: Any, senders: Any) -> tuple[Host, ...]:
         return ()
 
     def available(self, part: Part, nodes: Any) -> bool:
@@ -70,9 +71,9 @@ class AtPeers:
 
     copies: int = 1
 
-    def holders(self, owner: Host, slice: Slice, nodes: Any) -> tuple[Host, ...]:
+    def holders(self, owner: Host, key: str, nodes: Any, senders: Any) -> tuple[Host, ...]:
         others = sorted(set(nodes) - {owner}) or [owner]
-        first = int(slice.id.split("-")[1]) % len(others)
+        first = int(key.rpartition("-")[2]) % len(others)
         return tuple(dict.fromkeys(others[(first + i) % len(others)] for i in range(self.copies)))
 
     def available(self, part: Part, nodes: Any) -> bool:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.protocols.model import Inventory, Part
+from anabranch.protocols.model import Inventory
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import Version
 
 GROUPS = 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from anabranch.protocols.model import Facts, Part, Published, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import Facts, Published, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     Advance,
     Capture,
@@ -23,6 +23,7 @@ from anabranch.protocols.orders import (
     Store,
 )
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 Content = dict[int, int]

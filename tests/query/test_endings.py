@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from anabranch.coordinator.tables import Tables
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import anabranch as ab
 from anabranch.coordinator.identity import DriverLock
-from anabranch.coordinator.tables import Tables
 from anabranch.testing.feeds import Feed
 
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])

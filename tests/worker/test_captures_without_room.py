@@ -11,7 +11,6 @@ import pytest
 from task_runs import Running
 
 from anabranch.backup.files import Files
-from anabranch.backup.manifests import Part
 from anabranch.errors import Refused, StateFull
 from anabranch.nodes import Deadline, Fence, Node, Secret, Vault
 from anabranch.nodes.captures import CAPTURES, OF, capture_folders, spilled
@@ -35,6 +34,7 @@ from anabranch.nodes.serving import make
 from anabranch.state import capture as captures
 from anabranch.state import checkpoint
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import Version
 from anabranch.worker.task import CaptureOrder
 

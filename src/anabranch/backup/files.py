@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ from anabranch.errors import (
     PlanError,
     StoreError,
 )
+from anabranch.state.part import Part
 
 PARTIAL = ".partial"
 ABANDONED = timedelta(hours=1)
@@ -46,6 +47,16 @@ class Files:
         if "://" not in self.uri and not self.uri.startswith("file:"):
             # Another process that opens the store may have another working directory.
             object.__setattr__(self, "uri", str(Path(self.uri).expanduser().absolute()))
+
+    def holders(
+        self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
+    ) -> tuple[str, ...]:
+        """No node: files outlive all of them."""
+        return ()
+
+    def available(self, part: Part, nodes: Collection[str]) -> bool:
+        """Always."""
+        return True
 
     def open(self) -> BackupStore:
         """The store; the folder is made with the first backup."""
@@ -103,6 +114,35 @@ class FileStore:
             with suppress(OSError):
                 self._fs.delete_file(partial)
             raise
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store bytes under a name that nobody has used; False if somebody was first.
+
+        On a local disk, and wherever else a file can be made only once, exactly one of several
+        writers is told that it was first. An object store cannot say who was: there it is whoever
+        wrote last, and is read back to find out.
+        """
+        path = self._path(name)
+        with self._failing(MayHaveHappened, "write", path):
+            if self._fs.get_file_info(path).type != fs.FileType.NotFound:
+                return False
+            if not self._local:
+                self.put(name, data)
+                return bool(self.get(name).to_pybytes() == data)
+            partial = posixpath.join(self._root, PARTIAL, uuid.uuid4().hex)
+            self._make_folder(posixpath.dirname(partial))
+            self._make_folder(posixpath.dirname(path))
+            try:
+                self._write(partial, data)
+                self._flush(partial)
+                os.link(partial, path)
+            except FileExistsError:
+                return False
+            finally:
+                with suppress(OSError):
+                    self._fs.delete_file(partial)
+            self._flush(posixpath.dirname(path))
+            return True
 
     def get(self, name: str) -> pa.Buffer:
         """See :meth:`BackupStore.get`."""

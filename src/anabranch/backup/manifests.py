@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -21,34 +21,12 @@ from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFo
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.chains import Chain, follow, needed
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
 _MANIFESTS, _PARTS = "manifests/", "parts/"
 _MANIFEST = re.compile(rf"{_MANIFESTS}(\d{{12}})\.json")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One checkpoint file of an operator: a pointer, by which to decide before bytes are moved."""
-
-    name: str
-    instance: int
-    version: Version
-    base: Version | None
-    groups: KeyGroups
-    rows: int
-    bytes: int
-    checksum: str
-
-    def to_json(self) -> dict[str, Any]:
-        """A value for :mod:`json`."""
-        return asdict(self) | {"groups": str(self.groups)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Part:
-        """The part that :meth:`to_json` wrote."""
-        return cls(**value | {"groups": KeyGroups.parse(value["groups"])})
 
 
 def part_name(operator: str, instance: int, version: Version, full: bool, checksum: str) -> str:
@@ -110,7 +88,7 @@ class Manifest:
             operators = {
                 operator: OperatorManifest(
                     CheckpointSchema.from_json(value["schema"]),
-                    tuple(Part.from_json(part) for part in value["parts"]),
+                    tuple(Part.from_json(part, operator) for part in value["parts"]),
                     value["info"],
                 )
                 for operator, value in body["operators"].items()
@@ -196,6 +174,10 @@ class Manifests:
         for name in sorted(self._stale):
             self._parts.delete(name)
             self._stale.discard(name)
+
+    def drop(self, version: Version) -> None:
+        """Let a version not exist any more; its files stay."""
+        self._store.delete(_manifest_name(version))
 
     def forget_after(self, version: Version) -> None:
         """Drop the manifests of all later versions."""

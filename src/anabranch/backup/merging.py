@@ -14,11 +14,12 @@ import threading
 from collections.abc import Callable
 
 from anabranch.backup.files import Files
-from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.manifests import OperatorManifest
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointError
 from anabranch.priority import process_gives_way
+from anabranch.state.part import Part
 from anabranch.state.partition import merge
 
 _LOOK_EVERY = 0.1

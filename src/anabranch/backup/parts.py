@@ -9,13 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.backup.manifests import Manifest, OperatorManifest, Part, part_name
+from anabranch.backup.manifests import Manifest, OperatorManifest, part_name
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, DidNotHappen
 from anabranch.state import checkpoint
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.chains import needed
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.state.partition import merge
 
 
@@ -39,13 +40,14 @@ def back_up(
     store.put(name, data)
     return Part(
         name,
-        capture.instance,
+        capture.operator,
         capture.version,
         capture.base,
         capture.groups,
-        capture.rows.num_rows,
-        data.size,
-        digest,
+        bytes=data.size,
+        rows=capture.rows.num_rows,
+        checksum=digest,
+        instance=capture.instance,
     )
 
 

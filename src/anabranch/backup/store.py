@@ -7,10 +7,12 @@ a wrapper over a store is a store.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import pyarrow as pa
+
+from anabranch.state.part import Part
 
 _NAME = re.compile(r"[A-Za-z0-9_%=+~-][A-Za-z0-9_%=+~.-]*(/[A-Za-z0-9_%=+~-][A-Za-z0-9_%=+~.-]*)*")
 
@@ -45,6 +47,18 @@ class Backup(Protocol):
 
     def open(self) -> BackupStore:
         """The store, ready to use in this process."""
+
+    def holders(
+        self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
+    ) -> tuple[str, ...]:
+        """The nodes to store a part of a slice at; none: the store outlives all nodes.
+
+        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
+        ``senders`` those of them that send rows to it.
+        """
+
+    def available(self, part: Part, nodes: Collection[str]) -> bool:
+        """Whether a part can be had from these nodes."""
 
 
 def check_name(name: str) -> str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import xxhash
 
+from anabranch.backup.store import BackupStore
 from anabranch.errors import PlanError
+from anabranch.state.part import Part
 from anabranch.units import Duration, Size, byte_count, microseconds
 
 
@@ -34,6 +36,24 @@ class Upstream:
                 f"Upstream: timeout={self.timeout!r}: it must be from 0.1 seconds to 1 hour"
             )
 
+    def holders(
+        self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
+    ) -> tuple[str, ...]:
+        """One of the nodes that send rows to the owner of a slice, or else any other node."""
+        upstream = senders if len(set(senders)) > 1 else nodes
+        return (holder(key, owner, upstream),)
+
+    def available(self, part: Part, nodes: Collection[str]) -> bool:
+        """Whether one of the nodes has it."""
+        return any(host in nodes for host in part.holders)
+
+    def open(self) -> BackupStore:
+        """Refused: the store is at the nodes of a running query."""
+        raise PlanError(
+            "Upstream() keeps checkpoints at the nodes of the query, and these read them: there is "
+            "no store to open from elsewhere"
+        )
+
     @property
     def capacity_bytes(self) -> int | None:
         """The capacity in bytes."""
@@ -45,15 +65,15 @@ class Upstream:
         return microseconds(self.timeout, what="Upstream: timeout") / 1e6
 
 
-def holder(operator: str, instance: int, own: str, upstream: Collection[str]) -> str:
-    """The host that keeps the backup of an instance: never its own, unless there is no other.
+def holder(key: str, own: str, upstream: Collection[str]) -> str:
+    """The host that keeps the backups of a slice: never its own, unless there is no other.
 
-    Of all hosts the one whose hash with the instance is greatest, so that only the backups of a
+    Of all hosts the one whose hash with the slice's key is greatest, so that only the backups of a
     host that goes have to move.
 
-    >>> holder("counter", 0, "a", ["a", "b"])
+    >>> holder("counter/1-7", "a", ["a", "b"])
     'b'
     """
     others = sorted(set(upstream) - {own}) or [own]
-    text = f"{operator}/{instance}@"
+    text = f"{key}@"
     return max(others, key=lambda host: xxhash.xxh3_64_intdigest((text + host).encode()))

@@ -25,10 +25,17 @@ class Commit:
     times: Times
     offsets: str | None = None
     """The checksum of the offsets that Spark had logged for the batch."""
+    arrangement: int = 0
+    """Which slices the batch ran with; see :class:`~anabranch.protocols.query.Query`."""
 
     def to_bytes(self) -> bytes:
         """The file of a commit."""
-        body = {"version": self.version, "times": self.times, "offsets": self.offsets}
+        body = {
+            "version": self.version,
+            "times": self.times,
+            "offsets": self.offsets,
+            "arrangement": self.arrangement,
+        }
         return seal("commit", body)
 
     @classmethod
@@ -36,7 +43,12 @@ class Commit:
         """The commit in a file; CheckpointCorrupt if its bytes are not the ones written."""
         body = unseal("commit", data, name=name)
         try:
-            return cls(Version(int(body["version"])), times_of(body["times"]), body["offsets"])
+            return cls(
+                Version(int(body["version"])),
+                times_of(body["times"]),
+                body["offsets"],
+                int(body.get("arrangement", 0)),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointCorrupt(f"{name}: not a commit as written: {error}") from error
 
@@ -77,12 +89,17 @@ class CommitLog:
 
     def offsets(self, version: Version) -> str | None:
         """The checksum of the offsets with which a batch was committed, if that is known."""
+        commit = self.get(version)
+        return None if commit is None else commit.offsets
+
+    def get(self, version: Version) -> Commit | None:
+        """The commit of a version, if it is there and whole."""
         try:
             name = _name(version)
             commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
         except CheckpointError:
             return None
-        return commit.offsets if commit.version == version else None
+        return commit if commit.version == version else None
 
     def append(self, commit: Commit) -> None:
         """Commit a batch. When this returns, the batch is done, whatever process dies."""

@@ -32,8 +32,9 @@ from anabranch.spark.sinks.simple import ConsoleSink, MemorySink
 from anabranch.spark.sinks.sink import Delivery, PartSink, Sink
 from anabranch.spark.sources import separate
 from anabranch.spark.types import spark_form, spark_schema
+from anabranch.state.groups import KeyGroups, Routing
 from anabranch.worker import steps
-from anabranch.worker.packing import PACKED
+from anabranch.worker.packing import PACKED, Packing
 from anabranch.worker.reports import Reports
 from anabranch.worker.task import LATE, OperatorTask
 
@@ -49,6 +50,19 @@ class Step:
     """What the batch has sent to the operator, on a cluster: kept, to be sent again."""
     time: int | None = None
     """The latest event time that the operator had seen after the batch."""
+
+    @property
+    def groups(self) -> tuple[KeyGroups, ...]:
+        """The key groups of each partition."""
+        return tuple(
+            KeyGroups(tuple(r for each in slices for r in each.groups.ranges))
+            for slices in self.task.slices
+        )
+
+    def trim(self) -> None:
+        """Let go of what the batch has sent."""
+        if self.buffer is not None:
+            self.buffer.trim()
 
 
 class Frames:
@@ -247,6 +261,18 @@ def _operators_at(node: Node) -> set[Stateful]:
 
 def _run_all(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
+
+
+def router_of(bound: Bound, routing: Routing) -> Router | PackedRouter:
+    """What sends rows to the instances of an operator."""
+    if bound.packed:
+        return PackedRouter(packing_of(bound), routing, ordered=bound.ordered)
+    return Router(bound.hash, routing, ordered=bound.ordered)
+
+
+def packing_of(bound: Bound) -> Packing:
+    """How rows for an operator are packed."""
+    return Packing(bound.input, bound.keys)
 
 
 def result_schema(bound: Bound) -> StructType:

@@ -15,8 +15,9 @@ from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
 from anabranch.nodes.claims import Claim
+from anabranch.protocols.model import Role, Slice, SliceId
 from anabranch.spark.bind import Bound
-from anabranch.state.groups import Routing
+from anabranch.state.groups import KeyGroups, Routing
 
 _RUN_BITS = 32
 
@@ -37,6 +38,10 @@ class Identity:
     """The boot of the host that ran the query last; None while it is being recovered."""
     backup: str | None = None
     """The uri of the store that has the checkpoint files, if it is not the checkpoint folder."""
+    arrangement: int = 0
+    """The number of the division in slices below; see the commits."""
+    slices: tuple[Slice, ...] = ()
+    """The slices that served last."""
 
     @property
     def fence(self) -> int:
@@ -62,6 +67,8 @@ def load(store: BackupStore) -> Identity | None:
             {name: int(each["asked"]) for name, each in operators.items()},
             value["boot"],
             value["backup"],
+            int(value.get("arrangement", 0)),
+            tuple(_slice(each) for each in value.get("slices", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{QUERY}: not the description of a query: {error}") from error
@@ -89,8 +96,32 @@ def save(store: BackupStore, identity: Identity) -> None:
         "boot": identity.boot,
         "backup": identity.backup,
         "operators": operators,
+        "arrangement": identity.arrangement,
+        "slices": [
+            {
+                "id": each.id,
+                "operator": each.operator,
+                "instance": each.instance,
+                "node": each.node,
+                "groups": str(each.groups),
+                "leaving": str(each.leaving),
+            }
+            for each in identity.slices
+        ],
     }
     store.put(QUERY, seal("query", value))
+
+
+def _slice(value: Mapping[str, Any]) -> Slice:
+    return Slice(
+        SliceId(str(value["id"])),
+        str(value["operator"]),
+        int(value["instance"]),
+        str(value["node"]),
+        KeyGroups.parse(value["groups"]),
+        Role.SERVING,
+        leaving=KeyGroups.parse(value["leaving"]),
+    )
 
 
 def describe(bound: Bound) -> dict[str, Any]:

@@ -38,9 +38,19 @@ class Rewind:
     def replay(
         self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]
     ) -> None:
-        """Run all batches after ``start`` up to the target, each exactly as it was."""
+        """Take Spark back, and run what follows."""
+        self.begin(start, store, logs)
+        self.finish(start, store, logs, run_one)
+
+    def begin(self, start: Version, store: BackupStore, logs: SparkLogs) -> None:
+        """Let Spark believe that ``start`` was the last batch; the later ones are noted."""
         self.note(store)
         logs.forget_after(start)
+
+    def finish(
+        self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]
+    ) -> None:
+        """Run all batches after ``start`` up to the target, each exactly as it was."""
         for version in sorted(self.offsets):
             if version > start:
                 logs.put_offsets(version, self.offsets[version])

@@ -17,7 +17,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from anabranch import errors
-from anabranch.backup.manifests import Part
 from anabranch.backup.store import check_name
 from anabranch.errors import AnabranchError, QueryFailed, Refused
 from anabranch.nodes.requests import (
@@ -37,6 +36,7 @@ from anabranch.nodes.requests import (
 from anabranch.state import layouts
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import MAX_KEY_GROUPS, KeyGroups
+from anabranch.state.part import Part
 from anabranch.state.table import TableLayout
 from anabranch.units import NO_VERSION, Version
 
@@ -315,10 +315,12 @@ def _part_form() -> _Form:
     """A part has plain types, as it is written to manifests too; here it is checked."""
     forms = {
         "name": _FORMS[BackupName],
+        "operator": _FORMS[OperatorName],
         "instance": _FORMS[Instance],
         "version": _FORMS[Version],
         "base": _optional(_FORMS[Version]),
         "groups": _FORMS[KeyGroups],
+        "holders": _list(_text("host")),
         "rows": _number(),
         "bytes": _number(),
         "checksum": _FORMS[Checksum],

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from anabranch.backup.store import BackupStore
 from anabranch.durable import flush
-from anabranch.errors import DidNotHappen, Fenced
+from anabranch.errors import Deposed, DidNotHappen
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Epoch
 
@@ -42,10 +42,10 @@ class Fence:
         self._under_way: Counter[Epoch] = Counter()
 
     def check(self, epoch: Epoch) -> None:
-        """Fenced if a driver of a later epoch has been seen."""
+        """Deposed if a driver of a later epoch has been seen."""
         greatest = self.greatest()
         if epoch < greatest:
-            raise Fenced(
+            raise Deposed(
                 f"a driver of epoch {greatest} has taken the query over; the one of epoch {epoch} "
                 "must give up"
             )
@@ -63,7 +63,7 @@ class Fence:
         """Change something in the body, for the driver of an epoch.
 
         No change of an earlier epoch goes on beside it: none is admitted any more, and those that
-        are under way are waited for, or DidNotHappen. Fenced if the epoch is an earlier one.
+        are under way are waited for, or DidNotHappen. Deposed if the epoch is an earlier one.
         """
         with self._condition:
             self.check(epoch)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from anabranch.backup.files import Files
-from anabranch.backup.manifests import OperatorManifest, Part
+from anabranch.backup.manifests import OperatorManifest
 from anabranch.backup.merging import merge_parts, merge_parts_in_process
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
@@ -42,6 +42,7 @@ from anabranch.state import capture as rows_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.state.partition import partition
 from anabranch.state.restore import advance, check, half_made, name_of, restore
 from anabranch.state.table import StateTable, TableLayout

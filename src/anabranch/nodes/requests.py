@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Generic, NewType, TypeVar
 
 import pyarrow as pa
 
-from anabranch.backup.manifests import Part
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.state.table import TableLayout
 from anabranch.units import Version
 

@@ -6,9 +6,10 @@ batches is going on. A batch that failed because a process was lost is run again
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from anabranch.protocols import checkpoint, move
+from anabranch.protocols import checkpoint, move, read
 from anabranch.protocols.events import BatchCommitted, BatchFailed, Cause
 from anabranch.protocols.model import serving
 from anabranch.protocols.orders import SECOND, CancelBatch, RunBatch, Trim, Wake
@@ -26,6 +27,12 @@ def ask(turn: Turn, version: Version) -> None:
     """Spark wants to run a batch."""
     if version == turn.query.committed + 1:
         turn.change(batch=Batch(version))
+
+
+def leave(turn: Turn, version: Version) -> None:
+    """Spark does not want a batch any more."""
+    if turn.query.batch is not None and turn.query.batch.version == version:
+        turn.change(batch=None)
 
 
 def run(turn: Turn) -> None:
@@ -68,6 +75,7 @@ def held(query: Query) -> bool:
         or query.recovery
         or query.suspects
         or checkpoint.holds(query)
+        or read.holds(query)
         or move.holds(query)
     )
 
@@ -83,6 +91,7 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
         if report is not None and each.leaving and report.left_to_shed == 0:
             slices[each.id] = replace(each, leaving=KeyGroups())
     turn.change(batch=None, committed=event.version, slices=slices)
+    _trim(turn, event.obsolete)
     move.commit(turn, event.reports)
     checkpoint.commit(turn, event.reports)
 
@@ -115,7 +124,7 @@ def fail(turn: Turn, event: BatchFailed) -> None:
 def trim(turn: Turn) -> None:
     """Let go of what was sent and no slice needs any more."""
     query = turn.query
-    trimmed = dict(query.trimmed)
+    trimmed: dict[str, Version] = {}
     for name in query.operators:
         usable = query.usable(name)
         needed = [
@@ -125,8 +134,14 @@ def trim(turn: Turn) -> None:
         oldest = min((NO_VERSION if at is None else at for at in needed), default=NO_VERSION)
         oldest = min([oldest, *move.needs(query, name)])
         upto = Version(max(oldest, query.committed - _MOST_KEPT))
-        if upto > trimmed.get(name, NO_VERSION):
-            trimmed[name] = upto
-            turn.send(Trim(name, upto))
-    if trimmed != query.trimmed:
-        turn.change(trimmed=trimmed)
+        trimmed[name] = upto
+    _trim(turn, trimmed)
+
+
+def _trim(turn: Turn, upto: Mapping[str, Version]) -> None:
+    trimmed = dict(turn.query.trimmed)
+    for name, version in upto.items():
+        if version > trimmed.get(name, NO_VERSION):
+            trimmed[name] = version
+            turn.send(Trim(name, version))
+    turn.change(trimmed=trimmed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from anabranch.checkpointing.policy import Situation
 from anabranch.protocols.events import Done, Failed, SliceReport
-from anabranch.protocols.model import Part, Published, Slice, SliceId, serving
+from anabranch.protocols.model import Published, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
     Advance,
@@ -34,12 +34,15 @@ from anabranch.protocols.orders import (
 )
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 _LONGEST_PAUSE = 30
 """Seconds after a checkpoint that failed; shorter after the first ones."""
 _PATIENCE = 5 * SECOND
 """A wanted checkpoint waits so long for a batch to be taken with."""
+_SHORT = SECOND // 5
+"""So long where a user waits for it, and Spark has no batch to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def want(turn: Turn, *operators: str, command: CommandId | None = None) -> None:
     commands = mine.commands if command is None else (*mine.commands, command)
     _change(turn, wanted=mine.wanted | set(operators), wanted_since=since, commands=commands)
     turn.send(Wake(since + _PATIENCE))
+    if command is not None:
+        turn.send(Wake(since + _SHORT))
 
 
 def holds(query: Query) -> bool:
@@ -168,7 +173,8 @@ def look(turn: Turn) -> None:
             turn.send(End(command, result=NO_VERSION))
         _change(turn, wanted=frozenset(), commands=())
         return
-    if query.now < mine.not_before or not (exhausted or query.now >= mine.wanted_since + _PATIENCE):
+    patience = _SHORT if mine.commands and query.batch is None else _PATIENCE
+    if query.now < mine.not_before or not (exhausted or query.now >= mine.wanted_since + patience):
         return
     _change(
         turn,

@@ -57,6 +57,15 @@ class BatchCommitted:
     version: Version
     fence: int
     reports: Mapping[SliceId, SliceReport] = field(default_factory=dict)
+    obsolete: Mapping[str, Version] = field(default_factory=dict)
+    """For operators whose old rows do not matter: the last version of which none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLeft:
+    """Spark does not want the batch any more that it asked for; it does not run."""
+
+    version: Version
 
 
 class Cause(Enum):
@@ -136,6 +145,14 @@ class TakeCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadState:
+    """The user wants to see the state of an operator as it is between two batches."""
+
+    command: CommandId
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The user does not want a command carried out any more."""
 
@@ -147,8 +164,9 @@ class TimePassed:
     """The moment of a Wake has come, or nothing else has happened for a while."""
 
 
-Command = Scale | Rebalance | TakeCheckpoint
+Command = Scale | Rebalance | TakeCheckpoint | ReadState
 Event = (
-    Started | NodeCame | NodeLost | BatchAsked | BatchCommitted | BatchFailed | Done | Failed
+    Started | NodeCame | NodeLost | BatchAsked | BatchLeft | BatchCommitted | BatchFailed | Done
+    | Failed
     | Command | GiveUp | TimePassed
 )  # fmt: skip

@@ -6,17 +6,19 @@ takes its next step. So no protocol waits for another by name, only for the quer
 
 from __future__ import annotations
 
-from anabranch.protocols import batches, checkpoint, move, nodes, recover, restart
+from anabranch.protocols import batches, checkpoint, move, nodes, read, recover, restart
 from anabranch.protocols.events import (
     BatchAsked,
     BatchCommitted,
     BatchFailed,
+    BatchLeft,
     Done,
     Event,
     Failed,
     GiveUp,
     NodeCame,
     NodeLost,
+    ReadState,
     Rebalance,
     Scale,
     Started,
@@ -51,6 +53,8 @@ def _take(turn: Turn, event: Event) -> None:
             _lose(turn, host)
         case BatchAsked(version):
             batches.ask(turn, version)
+        case BatchLeft(version):
+            batches.leave(turn, version)
         case BatchCommitted():
             batches.commit(turn, event)
             batches.trim(turn)
@@ -62,6 +66,8 @@ def _take(turn: Turn, event: Event) -> None:
             move.command(turn, event)
         case TakeCheckpoint(command):
             checkpoint.want(turn, *turn.query.operators, command=command)
+        case ReadState():
+            read.want(turn, event)
         case GiveUp(command):
             move.give_up(turn, command)
         case TimePassed():
@@ -74,6 +80,7 @@ def _go_on(turn: Turn) -> None:
     restart.run(turn)
     recover.run(turn)
     move.run(turn)
+    read.look(turn)
     checkpoint.look(turn)
     batches.run(turn)
     nodes.ask_for_more(turn)
@@ -127,6 +134,8 @@ def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             recover.answer(turn, waiting, event)
         case Owner.RESTART:
             restart.answer(turn, waiting, event)
+        case Owner.READ:
+            read.answer(turn, waiting, event)
 
 
 def _lose(turn: Turn, host: Host) -> None:

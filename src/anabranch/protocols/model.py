@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple, NewType, Protocol
 
 from anabranch.state.groups import KeyGroups, Routing
+from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 SliceId = NewType("SliceId", str)
@@ -47,23 +48,6 @@ class Slice:
     """Groups that another slice serves now, whose rows its table has not shed yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A captured file at its holders: rows of some groups at a version, all or what changed.
-
-    A part with a ``base`` brings state of any version from its base on to its own version.
-    """
-
-    name: str
-    operator: str
-    version: Version
-    base: Version | None
-    groups: KeyGroups
-    holders: tuple[Host, ...] = ()
-    """The nodes that have it; none: it is in a store that outlives all nodes."""
-    bytes: int = 0
-
-
 class Readiness(Enum):
     """Whether the agent of a node answers."""
 
@@ -92,6 +76,10 @@ class OperatorPlan:
     key_groups: int
     before: tuple[str, ...] = ()
     """The operators that send rows to it."""
+
+    def check(self, instances: int) -> None:
+        """PlanError if the operator cannot be divided over so many instances."""
+        Routing.even(self.key_groups, instances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +211,14 @@ def _leave(
 class Backup(Protocol):
     """Which nodes hold the parts of which slice, and what is left of them when nodes are gone."""
 
-    def holders(self, owner: Host, slice: Slice, nodes: Collection[Host]) -> tuple[Host, ...]:
-        """The nodes to store a part of a slice at; none: a store that outlives all nodes."""
+    def holders(
+        self, owner: Host, key: str, nodes: Collection[Host], senders: Collection[Host]
+    ) -> tuple[Host, ...]:
+        """The nodes to store a part of a slice at; none: a store that outlives all nodes.
+
+        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
+        ``senders`` those of them that send rows to it.
+        """
         ...
 
     def available(self, part: Part, nodes: Collection[Host]) -> bool:
@@ -275,6 +269,9 @@ class Facts:
     """Results up to here are in the sinks; later than committed if a query is on its way back."""
     oldest_offsets: int = 0
     """Spark's log of offsets reaches back to this batch."""
+    trusted: bool = True
+    """Whether everything that was written is there. Not so after a power failure: then nothing
+    after the newest whole version counts, and its results are taken back."""
 
 
 def serving(slices: Iterable[Slice], operator: str | None = None) -> Iterator[Slice]:

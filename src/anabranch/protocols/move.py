@@ -16,7 +16,7 @@ from enum import Enum
 
 from anabranch.protocols import checkpoint
 from anabranch.protocols.events import Done, Failed, Rebalance, Scale, SliceReport
-from anabranch.protocols.model import Host, Part, Role, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import Host, Role, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
     Advance,
@@ -33,6 +33,7 @@ from anabranch.protocols.orders import (
 )
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 _ATTEMPTS = 5
@@ -41,6 +42,8 @@ _NEAR = 2
 """So many batches behind is near enough to hold the stream."""
 _PATIENCE = 5 * SECOND
 """A capture waits so long for a batch to be taken with."""
+_SHORT = SECOND // 5
+"""So long where Spark has no batch to run."""
 _PAUSE = SECOND // 2
 
 
@@ -302,8 +305,11 @@ def _prepare(turn: Turn, moving: Move) -> None:
         _next(turn, moving, Phase.MAKE)
         for each in targets:
             turn.order(Make(each, (), NO_VERSION), Owner.MOVE, moving.command)
-    else:
+    elif query.policies.replays or query.policies.checkpointing.tracks_changes:
         _capture(turn, _next(turn, moving, Phase.CAPTURE))
+    else:
+        # There is no way to catch up, so the groups are copied while the stream waits.
+        _finish(turn, _next(turn, moving, Phase.HOLD))
 
 
 def _divide(
@@ -331,7 +337,8 @@ def _capture(turn: Turn, moving: Move) -> None:
     query = turn.query
     if not moving.wants_capture:
         moving = _next(turn, replace(moving, wants_capture=True), moving.phase)
-    if not query.running and query.now >= moving.phase_since + _PATIENCE:
+    patience = _SHORT if query.batch is None else _PATIENCE
+    if not query.running and query.now >= moving.phase_since + patience:
         moving = replace(moving, wants_capture=False)
         _put(turn, moving)
         _capture_at_rest(turn, moving)
@@ -374,7 +381,8 @@ def _make(turn: Turn, moving: Move) -> None:
     for target in moving.targets:
         parts = tuple(part for part in moving.parts if part.groups & target.groups)
         turn.order(Make(target, parts, min(versions)), Owner.MOVE, moving.command)
-    _next(turn, moving, Phase.MAKE)
+    if moving.phase is not Phase.HOLD:
+        _next(turn, moving, Phase.MAKE)
 
 
 def _follow(turn: Turn, moving: Move) -> None:
@@ -405,6 +413,10 @@ def _finish(turn: Turn, moving: Move) -> None:
         return
     if moving.at == query.committed:
         _switch(turn, moving)
+    elif not moving.parts:
+        _capture_at_rest(turn, moving)
+    elif moving.at == NO_VERSION:
+        _make(turn, moving)
     elif not _being_stored(query, moving) and not _advance(turn, moving):
         if _changes_known(query, moving):
             _capture_at_rest(turn, moving)
@@ -528,6 +540,7 @@ def _end(turn: Turn, moving: Move, error: str | None) -> None:
 def _next(turn: Turn, moving: Move, phase: Phase) -> Move:
     moving = replace(moving, phase=phase, phase_since=turn.query.now)
     _put(turn, moving)
+    turn.send(Wake(turn.query.now + _SHORT))
     turn.send(Wake(turn.query.now + _PATIENCE))
     return moving
 

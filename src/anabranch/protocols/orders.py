@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
-from anabranch.protocols.model import Host, Part, Published, Routed, Slice, SliceId
+from anabranch.protocols.model import Host, Published, Routed, Slice, SliceId
 from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
 from anabranch.units import Version
 
 OrderId = NewType("OrderId", int)

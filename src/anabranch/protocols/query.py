@@ -13,7 +13,6 @@ from anabranch.protocols.model import (
     Inventory,
     Node,
     OperatorPlan,
-    Part,
     Placement,
     Published,
     Readiness,
@@ -41,6 +40,7 @@ from anabranch.protocols.orders import (
     Tell,
     Wake,
 )
+from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from anabranch.protocols.checkpoint import Checkpoints
     from anabranch.protocols.events import Rebalance, Scale
     from anabranch.protocols.move import Move
+    from anabranch.protocols.read import Read
     from anabranch.protocols.recover import Recovery
     from anabranch.protocols.restart import Restart
 
@@ -64,6 +65,7 @@ class Owner(Enum):
     MOVE = "move"
     RECOVERY = "recovery"
     RESTART = "restart"
+    READ = "read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,10 @@ class Policies:
     """How many checkpoints in a row may fail before the query stops."""
     retained_offsets: int = 200
     """How many batches back Spark's log of offsets reaches."""
+    replays: bool = True
+    """Whether what was sent to operators is kept, to be run again."""
+    begins_empty: bool = False
+    """Whether state that is lost begins empty before the oldest batch that still matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class Query:
     waiting: tuple[Scale | Rebalance, ...] = ()
     recovery: Recovery | None = None
     restart: Restart | None = None
+    reads: tuple[Read, ...] = ()
     asked_nodes: int = 0
     numbers: int = 0
     """How many numbers were given to slices, orders and fences."""
@@ -177,7 +184,11 @@ class Query:
 
     def holders(self, each: Slice) -> tuple[Host, ...]:
         """Where parts of a slice are to be stored."""
-        return self.policies.backup.holders(each.node, each, self.ready or self.nodes.keys())
+        nodes = self.ready or frozenset(self.nodes)
+        before = self.operators[each.operator].before
+        senders = {s.node for s in serving(self.slices.values()) if s.operator in before} & nodes
+        key = f"{each.operator}/{each.id}"
+        return self.policies.backup.holders(each.node, key, nodes, senders)
 
     def validate(self) -> None:
         """Raise if the state contradicts itself."""

@@ -20,6 +20,7 @@ from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import Host, Role, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import SECOND, Inspect, Make, Replay, Wake
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.state.groups import KeyGroups
 from anabranch.units import NO_VERSION, Version
 
 _HOLDERS = 30 * SECOND
@@ -175,7 +176,12 @@ def _versions(query: Query, lost: list[Slice], nodes: frozenset[Host]) -> dict[s
                 upto = min(upto, at)
         usable = query.usable(name, nodes)
         found = [query.inventory[name].newest(each.groups, usable, upto) for each in mine]
-        at = min((NO_VERSION if v is None else v for v in found), default=NO_VERSION)
+        empty = NO_VERSION
+        if query.policies.begins_empty:
+            empty = query.trimmed.get(name, NO_VERSION)
+        at = min((empty if v is None else v for v in found), default=empty)
+        if at < query.committed and not query.policies.replays:
+            return None
         if any(not _reaches(query, name, each, at, usable) for each in mine):
             return None
         versions[name] = at
@@ -187,8 +193,10 @@ def _reaches(
 ) -> bool:
     if version < query.trimmed.get(name, NO_VERSION):
         return False
+    if version == NO_VERSION or query.policies.begins_empty:
+        return True
     reached = query.inventory[name].reach(usable).get(version)
-    return version == NO_VERSION or (reached is not None and each.groups <= reached)
+    return reached is not None and each.groups <= reached
 
 
 def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
@@ -243,7 +251,9 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
     for each in made:
         usable = query.usable(each.operator, query.ready)
         inventory = query.inventory[each.operator]
-        parts = inventory.recipe(each.groups, each.version, usable) if each.version >= 0 else ()
+        made_of = inventory.reach(usable).get(each.version, KeyGroups())
+        can_be_made = each.groups <= made_of
+        parts = inventory.recipe(each.groups, each.version, usable) if can_be_made else ()
         turn.order(Make(each, parts, each.version), Owner.RECOVERY)
 
 

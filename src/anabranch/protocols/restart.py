@@ -18,7 +18,6 @@ from anabranch.protocols.model import (
     Facts,
     Host,
     Inventory,
-    Part,
     Published,
     Readiness,
     Role,
@@ -28,6 +27,7 @@ from anabranch.protocols.model import (
 )
 from anabranch.protocols.orders import SECOND, End, Inspect, Make, Rewind, Wake, Withdraw
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 _TABLES = 5 * SECOND
@@ -65,12 +65,17 @@ class Restart:
     made: tuple[Slice, ...] = ()
     routed: Mapping[str, Routed] = field(default_factory=dict)
     not_before: int = 0
+    trusted: bool = True
+    """Whether what was committed after the newest published version counts."""
 
 
 def take_over(turn: Turn, facts: Facts) -> None:
     """A driver begins with what another one left."""
     query = turn.query
     inventory = _inventory(query, facts.published)
+    target = Version(max(facts.committed, facts.delivered))
+    if not facts.trusted:
+        target = max((each.version for each in facts.published), default=NO_VERSION)
     turn.change(
         routed=facts.routed,
         slices=facts.slices if facts.noted == facts.arrangement else {},
@@ -80,7 +85,7 @@ def take_over(turn: Turn, facts: Facts) -> None:
         committed=facts.committed,
         delivered=facts.delivered,
         oldest_offsets=facts.oldest_offsets,
-        restart=Restart(query.now, max(facts.committed, facts.delivered), Phase.NODES),
+        restart=Restart(query.now, target, Phase.NODES, trusted=facts.trusted),
     )
     for wait in (_TABLES, _HOLDERS, _NODES):
         turn.send(Wake(query.now + wait))
@@ -163,7 +168,8 @@ def _look_for_tables(turn: Turn) -> None:
     query, restart = turn.query, turn.query.restart
     assert restart is not None
     had = {each.node for each in query.slices.values()}
-    if not had or restart.target > query.committed or query.committed == NO_VERSION:
+    lagging = restart.target > query.committed or query.committed == NO_VERSION
+    if not had or lagging or not restart.trusted:
         turn.change(restart=replace(restart, phase=Phase.CHOOSE))
         _choose(turn)
         return
@@ -212,7 +218,7 @@ def _choose(turn: Turn) -> None:
         turn.send(Wake(restart.since + _HOLDERS))
         return
     start = _version(now)
-    if start + 1 < query.oldest_offsets and start < restart.target:
+    if start + 1 < query.oldest_offsets and start < restart.target and restart.trusted:
         turn.stop(
             f"the state of version {restart.target} is lost; the newest version that can be had "
             f"is {start}, and Spark's log no longer has the offsets of batch {start + 1}"
@@ -270,7 +276,11 @@ def _made(turn: Turn) -> None:
     assert restart is not None
     if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
         return
-    if restart.start < restart.target:
+    if not restart.trusted:
+        # Nothing later counts, and results of later batches are taken back.
+        restart = replace(restart, target=restart.start)
+        turn.change(restart=restart, delivered=restart.start)
+    if restart.start < restart.target or not restart.trusted:
         # The batch that Spark wants is one of those it will want again.
         turn.change(restart=replace(restart, phase=Phase.REWIND), batch=None)
         turn.order(Rewind(restart.start, restart.target), Owner.RESTART)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from anabranch.backup.store import Backup
-from anabranch.backup.upstream import Upstream
 from anabranch.checkpointing.policy import Checkpointing, Periodic
+from anabranch.coordinator.assembly import Settings
 from anabranch.errors import PlanError
-from anabranch.movement.policy import FromCheckpoint
+from anabranch.movement.policy import FromCheckpoint, Movement
 from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.plan.graph import Output, Plan
-from anabranch.query.running import RunningQuery, Settings
+from anabranch.query.running import RunningQuery
 from anabranch.spark import session
 from anabranch.spark.bind import bind
 from anabranch.units import Duration, microseconds
@@ -40,9 +40,9 @@ class Query:
         folder: str | Path,
         *,
         checkpointing: Checkpointing | None = None,
-        backup: Backup | Upstream | None = None,
+        backup: Backup | None = None,
         placement: Even | None = None,
-        movement: FromCheckpoint | None = None,
+        movement: Movement | None = None,
         instances: int | None = None,
         every: Duration | None = None,
         available_now: bool = False,

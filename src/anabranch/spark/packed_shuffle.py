@@ -38,12 +38,9 @@ class PackedRouter:
         """Rows as they are: who unpacks them brings them in order."""
         return sent
 
-    def addressed(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
+    def addressed(self, sent: DataFrame, targets: Sequence[int]) -> DataFrame:
         """See :meth:`Router.addressed`."""
-        place = {instance: i for i, instance in enumerate(instances)}
-        owners = self.routing.table().tolist()
-        targets = np.array([place.get(owner, -1) for owner in owners], np.int32)
-        divide = partial(self.packing.divided_again, targets)
+        divide = partial(self.packing.divided_again, np.array(targets, np.int32))
         return sent.mapInArrow(divide, versioned(PACKED))
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:

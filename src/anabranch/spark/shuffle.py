@@ -49,14 +49,13 @@ class Router:
         """Rows that were sent, in the order in which the operator is to see them."""
         return sent.sortWithinPartitions(SEQUENCE) if self.ordered else sent
 
-    def addressed(self, sent: DataFrame, instances: Sequence[int]) -> DataFrame:
-        """Rows that were sent once, under this or another routing, for some instances only.
+    def addressed(self, sent: DataFrame, targets: Sequence[int]) -> DataFrame:
+        """Rows that were sent once, under this or another routing, for other partitions.
 
-        The column ``TARGET`` is i for ``instances[i]``; see :meth:`sent_to`.
+        The column ``TARGET`` is ``targets[group]``, and rows with -1 are left out; see
+        :meth:`sent_to`.
         """
-        place = {instance: i for i, instance in enumerate(instances)}
-        table = [place.get(owner, -1) for owner in self.routing.table().tolist()]
-        target = self._looked_up(table)
+        target = self._looked_up(targets)
         return sent.where(target >= 0).withColumn(TARGET, target)
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:

@@ -21,6 +21,8 @@ class Delivery:
     version: Version
     first: bool
     """Whether it is the first since a start: an earlier run may have died half way through it."""
+    epoch: int = 0
+    """The number of the driver; a later one has a greater number."""
 
 
 class Sink(Protocol):

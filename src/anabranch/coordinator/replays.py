@@ -1,22 +1,25 @@
-"""Replay: lost instances are brought from a checkpoint to the present, from what was sent to them.
+"""Replay: slices are brought to the present by running what was sent to their groups once more.
 
-Only the lost instances run, over rows that the buffers still have; all batches of an operator in
-one job. Rows from an instance that was lost as well are made again by its own replay, before.
+Only these slices run, over rows that the buffers still have; all batches of an operator in one job.
+Rows from a slice that was lost as well are made again by its own replay, before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
+import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from anabranch.coordinator.batches import slice_order
 from anabranch.coordinator.frames import Step, result_schema, without_late
-from anabranch.coordinator.tables import Tables
 from anabranch.errors import StateMissing
 from anabranch.plan.graph import Node, Plan, Source, Stateful, Transform, Unpack
+from anabranch.protocols.model import Routed, Slice
+from anabranch.protocols.orders import Replay
 from anabranch.spark.buffers import Buffer
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.packed_shuffle import PackedRouter
@@ -30,39 +33,53 @@ from anabranch.worker.steps import run_all
 _AT_ONCE = 32
 """Batches in one job: every one makes the job's plan longer."""
 
-Buffers = dict[str, dict[Version, Step]]
-"""What was sent to each operator in each batch since the last checkpoint."""
+Routers = Callable[[str, Routed], Router | PackedRouter]
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Some instances of some operators, to be run over old batches again."""
+class Replays:
+    """What it takes to run old batches again."""
 
     plan: Plan
-    buffers: Buffers
-    routers: Mapping[Stateful, Router | PackedRouter]
-    """How rows are routed now; they may have been sent under another routing."""
-    tables: Tables
-    instances: Mapping[str, Sequence[int]]
-    """The instances to run, for each operator that has any."""
-    fence: int
+    sent: Callable[[str, Version], Step | None]
+    """What was sent to an operator in a batch."""
+    routers: Routers
     reports: Reports
     from_source: bool = False
     """Compute everything from the sources on, and use no buffers: for comparison."""
 
-    def run(self, after: Version, upto: Version) -> None:
-        """Run the batches after a version again, all outputs dropped."""
-        for first in range(after + 1, upto + 1, _AT_ONCE):
-            self._run([Version(v) for v in range(first, min(first + _AT_ONCE, upto + 1))])
+    def run(self, order: Replay, routed: Mapping[str, Routed]) -> None:
+        """Bring slices to a version, all outputs dropped; ``routed`` is how rows are sent now."""
+        for slices in _alike(order.slices):
+            first = min(each.version for each in slices) + 1
+            for start in range(first, order.upto + 1, _AT_ONCE):
+                stop = min(start + _AT_ONCE, order.upto + 1)
+                versions = [Version(v) for v in range(start, stop)]
+                _Run(self, slices, routed, order.fence).run(versions)
 
-    def _run(self, versions: Sequence[Version]) -> None:
+
+@dataclass
+class _Run:
+    """Some batches of some slices, of which all of an operator begin at the same version."""
+
+    of: Replays
+    slices: Sequence[Slice]
+    routed: Mapping[str, Routed]
+    fence: int
+
+    def run(self, versions: Sequence[Version]) -> None:
         outputs: dict[Stateful, DataFrame] = {}
         sent: list[Buffer] = []
-        again = [n for n in self.plan.operators() if n.name in self.instances]
+        plan = self.of.plan
+        again = [n for n in plan.operators() if self._mine(n)]
         try:
             for node in again:
-                outputs[node] = self._rerun(node, versions, outputs, sent)
-                if any(after in again for after in self.plan.operators_after(node)):
+                since = self._mine(node)[0].version
+                behind = [v for v in versions if v > since]
+                if not behind:
+                    continue
+                outputs[node] = self._rerun(node, behind, outputs, sent)
+                if any(after in again for after in plan.operators_after(node)):
                     outputs[node].persist()
                 outputs[node].write.format("noop").mode("overwrite").save()
         finally:
@@ -70,6 +87,9 @@ class Replay:
                 frame.unpersist()
             for buffer in sent:
                 buffer.trim()
+
+    def _mine(self, node: Stateful) -> list[Slice]:
+        return [each for each in self.slices if each.operator == node.name]
 
     def _rerun(
         self,
@@ -79,8 +99,11 @@ class Replay:
         sent: list[Buffer],
     ) -> DataFrame:
         """The rows that an operator makes of these batches, each with its version."""
-        router, chosen = self.routers[node], self.instances[node.name]
-        hosts = tuple(self.tables.placement[node.name][i] for i in chosen)
+        mine, router = self._mine(node), self.of.routers(node.name, self.routed[node.name])
+        hosts = tuple(each.node for each in mine)
+        targets = np.full(node.key_groups, -1, np.int32)
+        for partition, each in enumerate(mine):
+            targets[list(each.groups)] = partition
         frames, tasks = [], []
         for version in versions:
             step = self._step(node, version)
@@ -89,19 +112,17 @@ class Replay:
             tasks.append(
                 replace(
                     step.task,
-                    tables=self.tables.folder(node.name, router.routing),
-                    groups=router.routing.owners,
                     fence=self.fence,
-                    instances=tuple(chosen),
+                    instances=tuple(each.instance for each in mine),
+                    slices=tuple((slice_order(each, None),) for each in mine),
                     hosts=hosts,
-                    capture=None,
                 )
             )
-        rows = router.addressed(reduce(DataFrame.unionByName, frames), chosen)
-        again = Buffer(rows.sparkSession, sent_to(rows, len(chosen)))
+        rows = router.addressed(reduce(DataFrame.unionByName, frames), targets.tolist())
+        again = Buffer(rows.sparkSession, sent_to(rows, len(mine)))
         sent.append(again)
         ordered = router.in_order(again.pinned(hosts))
-        run = partial(run_all, tuple(tasks), self.reports)
+        run = partial(run_all, tuple(tasks), self.of.reports)
         return map_in_arrow(ordered, run, versioned(result_schema(step.bound)))
 
     def _rows(
@@ -111,23 +132,22 @@ class Replay:
         version: Version,
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
-        """What was sent to the chosen instances, from buffers or made again."""
+        """What was sent to the slices' groups, from buffers or made again."""
         assert step.buffer is not None
-        router = self.routers[node]
-        wanted = _union([router.routing.owners[i] for i in self.instances[node.name]])
-        sent_to = [i for i, owned in enumerate(step.task.groups) if owned & wanted]
+        wanted = _groups(self._mine(node))
+        partitions = [i for i, owned in enumerate(step.groups) if owned & wanted]
         before = [up for way in node.inputs for up in stateful_before(way)]
-        if not before and self.from_source:
+        if not before and self.of.from_source:
             return step.buffer.computed_again()
         if not before:
-            return step.buffer.part(sent_to)
+            return step.buffer.part(partitions)
         gone = self._gone(node, before, step, version)
         if not gone:
-            return step.buffer.part(sent_to)
+            return step.buffer.part(partitions)
         fresh = self._made_again(node, before[0], gone, version, outputs)
         if len(gone) == step.buffer.senders:
             return fresh
-        return step.buffer.part(sent_to, without=gone).unionByName(fresh)
+        return step.buffer.part(partitions, without=gone).unionByName(fresh)
 
     def _gone(
         self, node: Stateful, before: Sequence[Stateful], step: Step, version: Version
@@ -151,24 +171,28 @@ class Replay:
         version: Version,
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
-        old = self._step(up, version).task.groups
-        now = self.routers[up].routing.owners
-        again = self.instances.get(up.name, ())
-        if self.routers[node].ordered:
-            same = tuple(gone) == tuple(again) and all(old[i] == now[i] for i in gone)
-        else:
-            same = _union([old[i] for i in gone]) == _union([now[i] for i in again])
+        """What lost senders sent, from their own replay: by partition, so in the same order."""
+        old = self._step(up, version).groups
+        again = self._mine(up)
+        router = self.of.routers(node.name, self.routed[node.name])
+        senders = [next((i for i in gone if s.groups <= old[i]), -1) for s in again]
+        made: dict[int, list[Slice]] = {}
+        for each, sender in zip(again, senders, strict=True):
+            made.setdefault(sender, []).append(each)
+        same = all(_groups(made.get(i, [])) == old[i] for i in gone)
+        if router.ordered:
+            same = same and len(again) == len(gone)
         if up not in outputs or not same:
             raise StateMissing(
                 f"operator {node.name!r}: what {up.name!r} sent to it in batch {version} is lost, "
                 "and cannot be made again as it was"
             )
-        made = outputs[up].where(F.col(VERSION) == int(version)).drop(VERSION)
-        frame = _through(node.inputs[0], up, without_late(self._step(up, version), made))
-        return self.routers[node].as_from(frame, gone)
+        rows = outputs[up].where(F.col(VERSION) == int(version)).drop(VERSION)
+        frame = _through(node.inputs[0], up, without_late(self._step(up, version), rows))
+        return router.as_from(frame, senders)
 
     def _step(self, node: Stateful, version: Version) -> Step:
-        step = self.buffers.get(node.name, {}).get(version)
+        step = self.of.sent(node.name, version)
         if step is None:
             raise StateMissing(f"what was sent to {node.name!r} in batch {version} is not kept")
         return step
@@ -193,14 +217,22 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
         case Stateful() if node is start:
             return frame
         case Transform(before, function):
-            transformed: DataFrame = function(_through(before, start, frame))
-            return transformed
+            return function(_through(before, start, frame))
         case _:
             raise StateMissing(f"the rows between {start.name!r} and the next operator are lost")
 
 
-def _union(groups: Sequence[KeyGroups]) -> KeyGroups:
-    union = KeyGroups()
-    for each in groups:
-        union = union | each
-    return union
+def _alike(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Slices in lots that can run together: of an operator, all of a lot begin alike."""
+    operators = {each.operator for each in slices}
+    versions = {(each.operator, each.version) for each in slices}
+    if len(versions) == len(operators):
+        return [list(slices)]
+    return [[s for s in slices if (s.operator, s.version) == lot] for lot in sorted(versions)]
+
+
+def _groups(slices: Sequence[Slice]) -> KeyGroups:
+    groups = KeyGroups()
+    for each in slices:
+        groups = groups | each.groups
+    return groups

@@ -1,0 +1,348 @@
+"""The parts of a running query, put together: from a checkpoint folder to a loop that runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from anabranch.backup.files import Files
+from anabranch.backup.peers import PeerStore
+from anabranch.backup.store import Backup, BackupStore
+from anabranch.backup.upstream import Upstream
+from anabranch.boot import boot_id
+from anabranch.checkpointing.policy import Checkpointing
+from anabranch.coordinator import identity
+from anabranch.coordinator.batches import HERE, Batches, Program
+from anabranch.coordinator.epochs import Reign
+from anabranch.coordinator.events import Events
+from anabranch.coordinator.folder import CheckpointFolder
+from anabranch.coordinator.identity import DriverLock, Identity
+from anabranch.coordinator.ledger import Ledger
+from anabranch.coordinator.loop import Loop
+from anabranch.coordinator.nodes import Agents, Nodes, OneNode, Watcher
+from anabranch.coordinator.replays import Replays, stateful_before
+from anabranch.coordinator.shell import Asking, Shell
+from anabranch.coordinator.stream import Launch, Stream
+from anabranch.errors import AnabranchError, DidNotHappen, PlanError
+from anabranch.movement.policy import Movement
+from anabranch.nodes.claims import Claim
+from anabranch.nodes.folders import StateRoot, state_folder
+from anabranch.nodes.local import LocalNode
+from anabranch.nodes.requests import Epoch
+from anabranch.nodes.sweep import sweep
+from anabranch.nodes.tickets import Secret
+from anabranch.nodes.tls import Tls
+from anabranch.plan.graph import Plan, Stateful
+from anabranch.protocols.events import NodeCame, NodeLost, Started
+from anabranch.protocols.model import OperatorPlan, Placement, Routed
+from anabranch.protocols.query import Policies, Query
+from anabranch.spark.bind import Bound
+from anabranch.spark.logs import SparkLogs
+from anabranch.spark.nodes import is_local
+from anabranch.spark.sinks.sink import Replaceable
+from anabranch.spark.sources import combine
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.groups import Routing
+from anabranch.units import Version
+from anabranch.worker.here import AgentStart
+
+_log = logging.getLogger("anabranch")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a query is to be run; see :meth:`anabranch.Query.start`."""
+
+    folder: str | Path
+    checkpointing: Checkpointing
+    backup: Backup | None
+    placement: Placement
+    movement: Movement
+    instances: int | None
+    trigger: Mapping[str, Any] | None
+    state_folder: str | Path | None
+    tls: Tls | None
+    name: str | None
+
+
+@dataclass
+class Assembly:
+    """The parts of a running query."""
+
+    program: Program
+    asked: Mapping[str, int]
+    """How many instances the program asks for, where that has changed."""
+    loop: Loop
+    shell: Shell
+    asking: Asking
+    nodes: Nodes
+    watcher: Watcher
+    ledger: Ledger
+    events: Events
+    batches: Batches
+    stream: Stream
+    locks: DriverLock
+    trusted: bool
+
+    def begin(self) -> None:
+        """Let the loop run: it brings the state to where it was."""
+        routed = {
+            name: Routed(of, tuple(self.ledger.known.placement.get(name, ())))
+            for name, of in self.ledger.known.routing.items()
+        }
+        if not self.trusted:
+            self.stream.distrust()
+        facts = self.ledger.facts(routed, self._damaged, trusted=self.trusted)
+        self.loop.begin(self.shell)
+        self.loop.tell(Started(facts))
+        self.watcher.begin()
+
+    def _damaged(self, version: Version, reason: str) -> None:
+        self.events.add("checkpoint damaged", version=version, reason=reason[:500])
+
+    def forget_tables(self) -> None:
+        """Give the memory of the state back: it is stored."""
+        for host, tables in self.asking.tables_at(self.loop.query).items():
+            self.asking.drop_tables(host, tables)
+
+    def closing(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """What is to be closed, in this order, and what it means if it cannot be."""
+        yield "its nodes are still looked at", self.watcher.close
+        yield "its coordinator was not closed", self.loop.close
+        yield "its work was not finished", self.shell.close
+        yield "its nodes were not let go", self.nodes.close
+        yield "its lock was not let go", self.locks.release
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for _, close in self.closing():
+            close()
+
+
+def assemble(
+    plan: Plan,
+    bounds: Mapping[Stateful, Bound],
+    spark: SparkSession,
+    settings: Settings,
+    stopped: Callable[[AnabranchError], None],
+) -> Assembly:
+    """Take the query over from whoever ran it last, and put its parts together.
+
+    ``stopped`` is called when it cannot go on.
+    """
+    folder = CheckpointFolder.of(settings.folder)
+    instances = settings.instances or spark.sparkContext.defaultParallelism
+    known = _identify(folder, bounds, instances)
+    asked = _asked(bounds, instances)
+    backup = folder.files if settings.backup is None else settings.backup
+    local = is_local(spark)
+    _check_backup(backup, settings.tls, local=local)
+    state = None if settings.state_folder is None else str(Path(settings.state_folder).absolute())
+    root = StateRoot(known.query, state)
+    keep = not settings.checkpointing.backs_up
+    # Before anything else: a sweep of another query must know that this one lives.
+    claim = Claim.of(root) if local else None
+    try:
+        lock = DriverLock(folder.path or root.path(), claim)
+    except BaseException:
+        if claim is not None:
+            claim.close()
+        raise
+    try:
+        if claim is not None:
+            claim.mark_kept(keep)
+            sweep(state_folder(state), spare=[known.query])
+        return _taken_over(
+            folder, plan, bounds, spark, settings, stopped, known, asked, backup, root, lock
+        )
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _taken_over(
+    folder: CheckpointFolder,
+    plan: Plan,
+    bounds: Mapping[Stateful, Bound],
+    spark: SparkSession,
+    settings: Settings,
+    stopped: Callable[[AnabranchError], None],
+    before: Identity,
+    asked: Mapping[str, int],
+    backup: Backup,
+    root: StateRoot,
+    lock: DriverLock,
+) -> Assembly:
+    local = is_local(spark)
+    policy = settings.checkpointing
+    reign = Reign.begin(folder.store, f"{platform.node()} {os.getpid()}", above=before.run)
+    elsewhere = backup.uri if isinstance(backup, Files) and backup.uri != folder.uri else None
+    known = replace(before, run=reign.epoch, backup=elsewhere, asked=asked)
+    identity.save(folder.store, known)
+    events = Events(folder.log, reign.epoch)
+    logs = SparkLogs(folder.spark)
+    program = Program(
+        before.query,
+        plan,
+        bounds,
+        root,
+        local,
+        reign.epoch,
+        policy.tracks_changes,
+        settings.movement.window,
+    )
+    nodes, parts = _nodes(spark, settings, backup, root, reign.epoch)
+    ledger = Ledger(
+        folder.store,
+        folder.log,
+        parts,
+        reign,
+        known,
+        {bound.name: CheckpointSchema.of(bound.layout) for bound in bounds.values()},
+        logs,
+        partial(_secure, plan, logs),
+    )
+    operators = {
+        node.name: OperatorPlan(node.name, node.key_groups, _before(node))
+        for node in plan.operators()
+    }
+    policies = Policies(
+        policy,
+        backup,
+        settings.placement,
+        settings.movement.parallelism,
+        replays=not local,
+        begins_empty=settings.movement.window is not None,
+    )
+    loop = Loop(Query(operators, policies, reign.epoch))
+    batches = Batches(program, loop, ledger, spark)
+    replays = Replays(
+        plan, batches.sent, batches.router, batches.reports, settings.movement.from_source
+    )
+    launch = Launch(
+        combine([source.frame for source in plan.sources()]),
+        folder.spark,
+        folder.is_local,
+        settings.trigger,
+        settings.name,
+    )
+    stream = Stream(launch, batches, ledger, loop, spark)
+    layouts = {bound.name: bound.layout for bound in bounds.values()}
+    asking = Asking(nodes, reign.epoch, before.query, layouts)
+    shell = Shell(loop, asking, ledger, events, batches, replays, stream, stopped)
+    watcher = Watcher(
+        nodes.alive,
+        lambda host: loop.tell(NodeCame(host)),
+        lambda host: loop.tell(NodeLost(host)),
+    )
+    trusted = before.boot == boot_id() or not _volatile(folder, plan)
+    # What was scaled while the query ran stays so, until the program asks for something else.
+    changed = {name: count for name, count in asked.items() if before.asked[name] != count}
+    return Assembly(
+        program=program,
+        asked=changed,
+        loop=loop,
+        shell=shell,
+        asking=asking,
+        nodes=nodes,
+        watcher=watcher,
+        ledger=ledger,
+        events=events,
+        batches=batches,
+        stream=stream,
+        locks=lock,
+        trusted=trusted,
+    )
+
+
+def _identify(
+    folder: CheckpointFolder, bounds: Mapping[Stateful, Bound], instances: int
+) -> Identity:
+    """The query of a folder as it was, or a new one; refused if the program is another one."""
+    operators = {bound.name: identity.describe(bound) for bound in bounds.values()}
+    folder.check()
+    before = identity.load(folder.store)
+    if before is None:
+        asked = _asked(bounds, instances)
+        routing = {n.name: Routing.even(n.key_groups, asked[n.name]) for n in bounds}
+        return Identity(identity.new_query(), 0, operators, routing, asked=asked, boot=boot_id())
+    identity.compare(before, operators)
+    return before
+
+
+def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
+    """How many instances the program asks for."""
+    return {node.name: min(node.key_groups, node.instances or instances) for node in bounds}
+
+
+def _check_backup(backup: Backup, tls: Tls | None, *, local: bool) -> None:
+    if local and isinstance(backup, Upstream):
+        raise PlanError(
+            "backup=Upstream() needs a cluster: here the driver runs all tasks itself, and there "
+            "is no other node; use Files(...), or a Spark master with executors"
+        )
+    if local and tls is not None:
+        raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
+    if not local and not isinstance(backup, Files | Upstream):
+        raise PlanError(f"on a cluster backups go to Files(...) or Upstream(), not to {backup!r}")
+
+
+def _nodes(
+    spark: SparkSession,
+    settings: Settings,
+    backup: Backup,
+    root: StateRoot,
+    epoch: Epoch,
+) -> tuple[Nodes, BackupStore]:
+    """Where the tables are, and the store of checkpoint files."""
+    if is_local(spark):
+        store = backup.open()
+        files = backup if isinstance(backup, Files) else None
+        return OneNode(LocalNode(root.path(), lambda request, deadline: store, files), HERE), store
+    upstream = backup if isinstance(backup, Upstream) else Upstream()
+    secret, tls = Secret.new(), settings.tls
+    context = {
+        "secret": secret.to_hex(),
+        "files": backup.uri if isinstance(backup, Files) else None,
+        "timeout": upstream.timeout_seconds,
+        "keep": not settings.checkpointing.backs_up,
+    }
+    seconds = upstream.timeout_seconds
+    start = AgentStart((), root, context, tls, upstream.capacity_bytes, seconds)
+    trusted = None if tls is None else tls.trusted()
+    agents = Agents(spark, epoch, secret, start, seconds, trusted)
+    if isinstance(backup, Upstream):
+        return agents, PeerStore(agents.stores)
+    return agents, backup.open()
+
+
+def _before(node: Stateful) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(up.name for way in node.inputs for up in stateful_before(way)))
+
+
+def _volatile(folder: CheckpointFolder, plan: Plan) -> bool:
+    """Whether something of the query is on disks of this machine, and not flushed at once."""
+    sinks = [output.sink for output in plan.outputs]
+    return folder.is_local or any(isinstance(s, Replaceable) and s.local for s in sinks)
+
+
+def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[Version, str]:
+    """Have results and Spark's logs up to a version on disk; what a manifest notes of them."""
+    try:
+        for output in plan.outputs:
+            if isinstance(output.sink, Replaceable):
+                output.sink.flush()
+        logs.flush(version)
+        return logs.newest_offsets(version)
+    except OSError as error:
+        raise DidNotHappen(f"the results up to version {version} are not flushed: {error}") from (
+            error
+        )

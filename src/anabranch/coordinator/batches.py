@@ -1,0 +1,531 @@
+"""Batches: Spark hands them over in a thread of its own, and they run when the protocols say so.
+
+Spark's thread asks for its batch and waits for the order to run it. An attempt that fails is told
+to the protocols, which see to what was lost and order the batch again. The thread goes back to
+Spark once the batch is committed, or if the stream is to end or to be taken back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from anabranch.coordinator.commits import NOTHING, Commit
+from anabranch.coordinator.failures import lost_worker, reshaped, translated
+from anabranch.coordinator.frames import Frames, Step, packing_of, read_in_part, router_of
+from anabranch.coordinator.ledger import Ledger
+from anabranch.coordinator.loop import Loop
+from anabranch.coordinator.progress import Progress, operator_progress
+from anabranch.errors import AnabranchError, Deposed, QueryFailed, Reshaped, StateMissing
+from anabranch.nodes.folders import StateRoot
+from anabranch.nodes.requests import TableName
+from anabranch.plan.graph import Plan, Stateful
+from anabranch.protocols.events import (
+    BatchAsked,
+    BatchCommitted,
+    BatchFailed,
+    BatchLeft,
+    Cause,
+    SliceReport,
+)
+from anabranch.protocols.model import Routed, Slice, SliceId
+from anabranch.protocols.orders import CancelBatch, Captured, CaptureWanted, RunBatch
+from anabranch.spark.bind import Bound
+from anabranch.spark.jobs import Jobs, tagged
+from anabranch.spark.logs import digest
+from anabranch.spark.packed_shuffle import PackedRouter
+from anabranch.spark.session import chose_partitions, tune
+from anabranch.spark.shuffle import Router
+from anabranch.spark.sinks.sink import Delivery, Replaceable
+from anabranch.state.keytypes import is_fixed
+from anabranch.units import NO_VERSION, Version
+from anabranch.worker.reports import Report, Reports
+from anabranch.worker.task import CaptureOrder, OperatorTask, SliceOrder
+
+_log = logging.getLogger("anabranch")
+_RECENT = 100
+_CANCEL_EVERY = 0.05
+_numbers = itertools.count()
+
+HERE = ""
+"""The host of everything where the driver runs the tasks itself."""
+
+Sent = dict[str, dict[Version, Step]]
+"""What was sent to each operator in each batch that is kept."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a query computes: what is the same for all of its batches."""
+
+    query: str
+    plan: Plan
+    bounds: Mapping[Stateful, Bound]
+    root: StateRoot
+    local: bool
+    """Whether the driver runs all tasks itself."""
+    epoch: int
+    tracks_changes: bool
+    window: int | None = None
+    """Of what was sent, only rows of so much event time matter, in microseconds."""
+
+    def bound(self, operator: str) -> Bound:
+        """An operator by its name."""
+        return next(bound for bound in self.bounds.values() if bound.name == operator)
+
+
+class TakenBack(QueryFailed):
+    """Spark is to run earlier batches again, and this one when it comes to it."""
+
+
+@dataclass
+class _Ticket:
+    """A batch that Spark's thread waits to run."""
+
+    version: Version
+    orders: queue.SimpleQueue[RunBatch | BaseException] = field(default_factory=queue.SimpleQueue)
+
+
+class Batches:
+    """Runs the batches of a query when Spark hands them over and the protocols order them."""
+
+    def __init__(self, program: Program, loop: Loop, ledger: Ledger, spark: SparkSession) -> None:
+        self.program = program
+        self.reports = Reports(spark.sparkContext)
+        self._sent: Sent = {}
+        self.recent: deque[Progress] = deque(maxlen=_RECENT)
+        self.failure: AnabranchError | None = None
+        """What the batch that ran last has failed with."""
+        self._loop = loop
+        self._ledger = ledger
+        self._context = spark.sparkContext
+        self._commit = NOTHING
+        self._ticket: _Ticket | None = None
+        self._ended: BaseException | None = None
+        self._lock = threading.Lock()
+        self._runs: int | None = None
+        self._cancelled = threading.Event()
+        self._reshapable: set[Stateful] = set()
+        self._first = True
+        self._unflushed_sinks = not all(
+            isinstance(output.sink, Replaceable) for output in program.plan.outputs
+        )
+        # Asked of the user's session: in the query's own Spark sets what it noted at its start.
+        self._chose_partitions = chose_partitions(spark)
+        self._tuned: SparkSession | None = None
+        self._computed_first = read_in_part(program.plan)
+        self._routers: dict[str, Router | PackedRouter] = {}
+        self._narrow = all(
+            is_fixed(field.type) for bound in program.bounds.values() for field in bound.input
+        )
+
+    # Spark's thread
+
+    def take(self, frame: DataFrame, version: Version) -> None:
+        """Called by Spark for every micro-batch, and again for one it does not know to be done."""
+        if version <= self._commit.version:
+            return
+        if version != self._commit.version + 1:
+            raise StateMissing(
+                f"Spark is at batch {version}, the last committed one is {self._commit.version}"
+            )
+        ticket = _Ticket(version)
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._ticket = ticket
+        self._runs = threading.get_ident()
+        began, attempts = time.perf_counter(), 0
+        try:
+            self._loop.tell(BatchAsked(version))
+            while True:
+                order = ticket.orders.get()
+                if isinstance(order, BaseException):
+                    raise order
+                attempts += 1
+                event = self._attempt(frame, order, began, attempts)
+                self._loop.tell(event)
+                if isinstance(event, BatchCommitted):
+                    return
+        except BaseException:
+            self._loop.tell(BatchLeft(version))
+            raise
+        finally:
+            with self._lock:
+                self._ticket = None
+            self._runs = None
+
+    @property
+    def committed(self) -> Version:
+        """The last committed batch."""
+        return self._commit.version
+
+    def in_batch(self) -> bool:
+        """Whether the thread that asks is running a batch, as a function of for_each_batch is."""
+        return self._runs == threading.get_ident()
+
+    # The loop and the stream
+
+    def run(self, order: RunBatch) -> None:
+        """The batch that Spark waits for may run."""
+        self._cancelled.clear()
+        with self._lock:
+            ticket = self._ticket
+        if ticket is not None and ticket.version == order.version:
+            ticket.orders.put(order)
+
+    def cancel(self, order: CancelBatch) -> None:
+        """End the jobs of a batch that cannot succeed."""
+        _log.warning("Batch %s needs a slice that is lost; cancelling it.", order.version)
+        self._cancelled.set()
+
+    def end(self, error: BaseException) -> None:
+        """Let Spark's thread go, now and whenever it comes, with an error; see resume."""
+        with self._lock:
+            self._ended = error
+            ticket = self._ticket
+        if ticket is not None:
+            ticket.orders.put(error)
+
+    def resume(self, commit: Commit) -> None:
+        """Go on after a committed batch; what was sent before is of another time line."""
+        with self._lock:
+            self._ended = None
+        self._commit = commit
+        self.failure = None
+        for kept in self._sent.values():
+            for step in kept.values():
+                step.trim()
+        self._sent = {}
+
+    def trim(self, operator: str, upto: Version) -> None:
+        """Let go of what was sent to an operator."""
+        kept = self._sent.get(operator, {})
+        for version in [v for v in kept if v <= upto]:
+            kept.pop(version).trim()
+
+    def sent(self, operator: str, version: Version) -> Step | None:
+        """What was sent to an operator in a batch, if it is kept."""
+        return self._sent.get(operator, {}).get(version)
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether Spark is to run earlier batches again."""
+        return isinstance(self._ended, TakenBack)
+
+    def router(self, operator: str, routed: Routed) -> Router | PackedRouter:
+        """What sends rows to the instances of an operator."""
+        known = self._routers.get(operator)
+        if known is None or known.routing != routed.routing:
+            known = router_of(self.program.bound(operator), routed.routing)
+            self._routers[operator] = known
+        return known
+
+    # An attempt
+
+    def _attempt(
+        self, frame: DataFrame, order: RunBatch, began: float, attempts: int
+    ) -> BatchCommitted | BatchFailed:
+        steps: dict[Stateful, Step] = {}
+        try:
+            while True:
+                try:
+                    return self._committed(frame, order, steps, began, attempts)
+                except Exception as error:
+                    _let_go(steps)
+                    again = {n for n in steps if n in self._reshapable} if reshaped(error) else ()
+                    if not self._compute_first(again):
+                        raise
+        except Exception as error:
+            self.failure = translated(error)
+            return BatchFailed(order.version, order.fence, self._cause(error), str(self.failure))
+
+    def _cause(self, error: Exception) -> Cause:
+        if isinstance(self.failure, Deposed):
+            return Cause.FENCED
+        if isinstance(self.failure, StateMissing):
+            return Cause.STATE_MISSING
+        if self._cancelled.is_set() or lost_worker(error) or isinstance(error, Unreported):
+            return Cause.PROCESS_LOST
+        return Cause.ERROR
+
+    def _committed(
+        self,
+        frame: DataFrame,
+        order: RunBatch,
+        steps: dict[Stateful, Step],
+        began: float,
+        attempts: int,
+    ) -> BatchCommitted:
+        version = order.version
+        self._tune(frame, order)
+        if self._unflushed_sinks and order.deliver:
+            # Whatever it is given under a version must be what it would be given again.
+            self._ledger.spark.flush(version)
+        steps.update(self._steps(order))
+        delivery = Delivery(self.program.query, version, self._first, self.program.epoch)
+        frames = Frames(self.program.plan, frame, steps, self.reports, self._computed_first)
+        self._reshapable = frames.reshapable
+        try:
+            with self._cancellable(), tagged(self._context) as jobs:
+                for output in self.program.plan.outputs:
+                    if order.deliver:
+                        frames.deliver(output, delivery)
+                    else:
+                        frames.discard(output)
+                reports = self._complete(order, frames, jobs)
+        finally:
+            self._reshapable = frames.reshapable
+            frames.release()
+        if order.deliver:
+            self._ledger.reign.check()
+            for output in self.program.plan.outputs:
+                output.sink.commit(delivery)
+        commit = self._commit_of(order, reports.values())
+        self._ledger.commit(commit)
+        self._commit = commit
+        self._keep(version, steps)
+        if order.deliver:
+            self._first = False
+        self._record(version, reports.values(), time.perf_counter() - began, attempts)
+        told = _told(order, reports.values())
+        return BatchCommitted(version, order.fence, told, self._obsolete())
+
+    def _tune(self, frame: DataFrame, order: RunBatch) -> None:
+        if self._tuned is not frame.sparkSession:
+            instances = [of.routing.instances for of in order.routed.values()]
+            tune(
+                frame.sparkSession,
+                narrow=self._narrow,
+                local=self.program.local,
+                partitions=None
+                if self._chose_partitions
+                else max(self._context.defaultParallelism, *instances, 1),
+            )
+            self._tuned = frame.sparkSession
+
+    def _steps(self, order: RunBatch) -> dict[Stateful, Step]:
+        batch_time = self._ledger.spark.batch_time(order.version)
+        wanted = {each.slice: each for each in order.captures}
+        return {
+            node: Step(
+                bound,
+                self._task(bound, order, batch_time, wanted),
+                self.router(bound.name, order.routed[bound.name]),
+            )
+            for node, bound in self.program.bounds.items()
+        }
+
+    def _task(
+        self,
+        bound: Bound,
+        order: RunBatch,
+        batch_time: int,
+        wanted: Mapping[SliceId, CaptureWanted],
+    ) -> OperatorTask:
+        routed = order.routed[bound.name]
+        slices: list[list[SliceOrder]] = [[] for _ in routed.hosts]
+        mine = [each for each in order.slices if each.operator == bound.name]
+        for each in sorted(mine, key=lambda s: s.groups.ranges):
+            slices[each.instance].append(slice_order(each, wanted.get(each.id)))
+        return OperatorTask(
+            name=bound.name,
+            operator=bound.operator,
+            keys=bound.keys,
+            layout=bound.layout,
+            output=bound.output,
+            side=bound.input if bound.side else None,
+            root=self.program.root,
+            version=order.version,
+            fence=order.fence,
+            watermark=self._commit.watermarks.of(bound.name, bound.operator),
+            batch_time=batch_time,
+            track_changes=self.program.tracks_changes,
+            instances=tuple(range(routed.routing.instances)),
+            slices=tuple(tuple(each) for each in slices),
+            hosts=() if self.program.local else routed.hosts,
+            packing=packing_of(bound) if bound.packed else None,
+            ordered=bound.ordered,
+        )
+
+    def _complete(
+        self, order: RunBatch, frames: Frames, jobs: Jobs
+    ) -> dict[tuple[str, int], Report]:
+        """The reports of all instances; a batch without one of them has not happened.
+
+        Where a sink or a transform read only a part of the rows, operators are run to their end.
+        """
+        reports = self.reports.take(order.version)
+        missing = self._missing(order, reports)
+        if not missing:
+            return reports
+        if frames.reshapable - self._computed_first and jobs.any_failed():
+            raise Reshaped(
+                f"batch {order.version}: a job failed inside a function of the query, which went on"
+            )
+        self._compute_first(missing)
+        frames.finish(missing)
+        reports |= self.reports.take(order.version)
+        for node in self._missing(order, reports):
+            raise Unreported(
+                f"operator {node.name!r}: not all of its instances reported on batch "
+                f"{order.version}"
+            )
+        return reports
+
+    def _missing(self, order: RunBatch, reports: Mapping[tuple[str, int], Report]) -> set[Stateful]:
+        return {
+            node
+            for node in self.program.bounds
+            for instance in range(order.routed[node.name].routing.instances)
+            if (node.name, instance) not in reports
+        }
+
+    def _compute_first(self, nodes: Collection[Stateful]) -> bool:
+        """Compute these operators by jobs of their own from now on; whether any was not before."""
+        new = set(nodes) - self._computed_first
+        self._computed_first |= new
+        if new:
+            names = ", ".join(sorted(node.name for node in new))
+            _log.info("The results of %s are computed before they are handed on.", names)
+        return bool(new)
+
+    def _cancellable(self) -> _Cancellable:
+        return _Cancellable(self._context, self._cancelled)
+
+    # What follows from a batch
+
+    def _commit_of(self, order: RunBatch, reports: Iterable[Report]) -> Commit:
+        operators = {bound.name: bound.operator for bound in self.program.bounds.values()}
+        watermarks = self._commit.watermarks.advanced(operators, reports)
+        offsets = digest(self._ledger.spark.offsets(order.version))
+        return Commit(order.version, watermarks.times, offsets, order.arrangement)
+
+    def _keep(self, version: Version, steps: Mapping[Stateful, Step]) -> None:
+        """Keep what was sent to operators, to be sent again."""
+        for step in steps.values():
+            if step.buffer is not None:
+                seen = [t for t in self._commit.times.get(step.bound.name, ()) if t is not None]
+                step.time = max(seen, default=None)
+                self._sent.setdefault(step.bound.name, {})[version] = step
+
+    def _obsolete(self) -> dict[str, Version]:
+        """For each operator the last batch whose rows are too old to matter."""
+        if self.program.window is None:
+            return {}
+        found = {}
+        for name, kept in self._sent.items():
+            seen = [time for time in self._commit.times.get(name, ()) if time is not None]
+            delay = self.program.bound(name).operator.watermark_delay
+            since = min(seen, default=0) - delay - self.program.window
+            newer = [v for v, step in kept.items() if (step.time or 0) >= since]
+            found[name] = Version(min(newer, default=self._commit.version + 1) - 1)
+        return found
+
+    def _record(
+        self, version: Version, reports: Collection[Report], seconds: float, attempts: int
+    ) -> None:
+        watermarks = self._commit.watermarks
+        operators = tuple(
+            operator_progress(b.name, reports, watermarks.of(b.name, b.operator))
+            for b in self.program.bounds.values()
+        )
+        published = self._loop.query.published
+        stored = published[-1].version if published else NO_VERSION
+        self.recent.append(Progress(version, seconds, operators, stored, attempts, time.time()))
+
+
+class Unreported(QueryFailed):
+    """An instance did not report on a batch: another attempt has to run it once more.
+
+    A task can fail after Spark has kept the rows of an operator that it ran. What it reported is
+    lost with it, and the next task finds the rows and does not run the operator again.
+    """
+
+
+class _Cancellable:
+    """The jobs that this thread starts in the block end once they are to be cancelled."""
+
+    def __init__(self, context: Any, cancelled: threading.Event) -> None:
+        self._context = context
+        self._cancelled = cancelled
+        self._tag = f"anabranch-batch-{next(_numbers)}"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="anabranch-cancel", daemon=True)
+
+    def __enter__(self) -> None:
+        self._context.addJobTag(self._tag)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._cancelled.set()
+        self._thread.join()
+        self._context.removeJobTag(self._tag)
+
+    def _watch(self) -> None:
+        self._cancelled.wait()
+        while not self._over.wait(0 if self._over.is_set() else _CANCEL_EVERY):
+            # Again and again: a job may have been about to start.
+            self._context.cancelJobsWithTag(self._tag)
+
+
+def slice_order(each: Slice, wanted: CaptureWanted | None) -> SliceOrder:
+    """What a task is told of a slice."""
+    capture = None
+    if wanted is not None:
+        capture = CaptureOrder(wanted.base, wanted.groups, wanted.clean)
+    return SliceOrder(table_of(each), each.groups, each.leaving, capture)
+
+
+def table_of(each: Slice) -> TableName:
+    """The name of a slice's table on its node."""
+    return TableName(f"{each.operator}/{each.id}")
+
+
+def slice_of(table: str) -> SliceId:
+    """The slice that a table is of."""
+    return SliceId(table.rpartition("/")[2])
+
+
+def _told(order: RunBatch, reports: Iterable[Report]) -> dict[SliceId, SliceReport]:
+    """What instances report of their slices."""
+    slices = {each.id: each for each in order.slices}
+    wanted = {each.slice: each for each in order.captures}
+    told: dict[SliceId, SliceReport] = {}
+    for report in reports:
+        for found in report.slices:
+            each = slices[slice_of(found.table)]
+            captured = None
+            if found.captured is not None:
+                asked = wanted[each.id]
+                captured = Captured(
+                    found.captured,
+                    each.id,
+                    each.operator,
+                    each.node,
+                    order.version,
+                    found.base,
+                    asked.groups,
+                    asked.clean,
+                )
+            told[each.id] = SliceReport(
+                captured, found.not_captured, found.state_rows, found.changed, found.left_to_shed
+            )
+    return told
+
+
+def _let_go(steps: dict[Stateful, Step]) -> None:
+    """Let go of what an attempt that failed has sent: another one sends it anew."""
+    for step in steps.values():
+        step.trim()
+    steps.clear()

@@ -1,0 +1,91 @@
+"""Which driver a query belongs to: whoever has taken the highest number in its checkpoint folder.
+
+A number is taken by making a file that nobody has made before, and only the one after the highest
+is taken. So two drivers never have the same, whatever machine they are on, and a driver is not the
+newest any more once the file after its own is there. Whatever lasts is written after such a look.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from anabranch.errors import Deposed, DidNotHappen, StoreError
+from anabranch.nodes.requests import Epoch
+
+_log = logging.getLogger("anabranch")
+_FOLDER = "epochs/"
+_NAME = re.compile(rf"{_FOLDER}(\d{{9}})")
+_KEPT = 3
+_TRIES = 100
+
+
+class EpochStore(Protocol):
+    """What numbers are taken in: a store where a name can be made only once."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store bytes under a name that nobody has used; False if somebody was first."""
+        ...
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """The names that start with a text."""
+        ...
+
+    def size(self, name: str) -> int:
+        """How many bytes are under a name; CheckpointNotFound if none are."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Forget a name."""
+        ...
+
+
+class Reign:
+    """The time in which one driver has the query."""
+
+    def __init__(self, store: EpochStore, epoch: Epoch) -> None:
+        self._store = store
+        self.epoch = epoch
+
+    @classmethod
+    def begin(cls, store: EpochStore, driver: str, *, above: int = 0) -> Reign:
+        """Take the query over from whoever had it; ``driver`` tells others who has it now."""
+        for _ in range(_TRIES):
+            taken = _taken(store)
+            epoch = max([above, *taken]) + 1
+            if store.create(_name(epoch), driver.encode()):
+                reign = cls(store, Epoch(epoch))
+                reign._tidy(taken)
+                return reign
+        raise DidNotHappen(
+            f"{_TRIES} other drivers took the query over while this one tried to; is something "
+            "starting it again and again?"
+        )
+
+    def check(self) -> None:
+        """Deposed if another driver has taken the query over."""
+        # The highest is looked for, as the one after this may have been tidied away.
+        newest = max(_taken(self._store), default=0)
+        if newest > self.epoch:
+            raise Deposed(
+                f"driver {newest} has taken the query over, and this one, driver {self.epoch}, "
+                "must not write any more"
+            )
+
+    def _tidy(self, taken: Sequence[int]) -> None:
+        for epoch in sorted(taken)[: -_KEPT or None]:
+            try:
+                self._store.delete(_name(epoch))
+            except StoreError as error:
+                _log.info("The mark of driver %s was not removed: %s", epoch, error)
+
+
+def _taken(store: EpochStore) -> list[int]:
+    found = (_NAME.fullmatch(name) for name in store.list(_FOLDER))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _name(epoch: int) -> str:
+    return f"{_FOLDER}{epoch:09d}"

@@ -1,0 +1,205 @@
+"""What lasts of a query: who has it, how it is divided, what is committed, which versions exist.
+
+All of it is small, and in the checkpoint folder. Everything is written by the driver that has the
+query, which looks before each write whether it still does; see
+:mod:`anabranch.coordinator.epochs`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest
+from anabranch.backup.peers import peer_name
+from anabranch.backup.store import BackupStore
+from anabranch.boot import boot_id
+from anabranch.coordinator import identity, rewind
+from anabranch.coordinator.commits import NOTHING, Commit, CommitLog, times_of
+from anabranch.coordinator.epochs import Reign
+from anabranch.coordinator.identity import Identity
+from anabranch.errors import CheckpointError, StoreError
+from anabranch.protocols.model import Facts, Published, Routed
+from anabranch.protocols.orders import Note, Withdraw
+from anabranch.spark.logs import SparkLogs, digest
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.part import Part
+from anabranch.units import NO_VERSION, Version
+
+_log = logging.getLogger("anabranch")
+
+Secure = Callable[[Version], Mapping[Version, str]]
+"""Has results and Spark's logs up to a version on disk; the offsets that a manifest notes."""
+
+
+@dataclass
+class Ledger:
+    """The checkpoint folder of a query, for the driver that has it.
+
+    ``parts`` is the store of checkpoint files. ``log`` is the folder for what may be lost with the
+    machine's power, as it can be done again.
+    """
+
+    store: BackupStore
+    log: BackupStore
+    parts: BackupStore
+    reign: Reign
+    known: Identity
+    schemas: Mapping[str, CheckpointSchema]
+    spark: SparkLogs
+    secure: Secure
+
+    def __post_init__(self) -> None:
+        self.commits = CommitLog(self.log)
+        self._manifests = Manifests(self.store, self.parts)
+        self._latest = NOTHING
+
+    # What a driver begins with
+
+    def facts(
+        self,
+        routed: Mapping[str, Routed],
+        damaged: Callable[[Version, str], None],
+        *,
+        trusted: bool,
+    ) -> Facts:
+        """What is known of the query at its start.
+
+        ``trusted``: the machine has not lost its power since. ``damaged`` is told of versions that
+        cannot be used.
+        """
+        published = tuple(self._published(damaged))
+        committed = self.commits.latest()
+        if published and published[-1].version > committed.version:
+            # Only what is committed is ever stored: the file of that commit is damaged.
+            committed = self.commit_of(published[-1].version)
+        begun = rewind.pending(self.store)
+        delivered = Version(max(committed.version, self.spark.committed()))
+        if begun is not None:
+            delivered = Version(max(delivered, begun.target))
+        elif trusted and delivered >= 0:
+            known = committed.offsets if delivered == committed.version else None
+            self.spark.check(delivered, known)
+        planned = self.spark.planned()
+        oldest = min(planned, default=Version(0))
+        if begun is not None:
+            oldest = min([oldest, *begun.offsets])
+        return Facts(
+            routed,
+            {each.id: each for each in self.known.slices},
+            self.known.arrangement,
+            committed.arrangement,
+            published,
+            NO_VERSION if begun is not None else committed.version,
+            delivered,
+            oldest,
+            trusted,
+        )
+
+    def _published(self, damaged: Callable[[Version, str], None]) -> list[Published]:
+        found = []
+        for version in self._manifests.versions():
+            try:
+                manifest = self._manifests.get(version)
+            except CheckpointError as error:
+                _log.warning("The manifest of version %s cannot be used: %s", version, error)
+                damaged(version, str(error))
+            else:
+                parts = {name: tuple(of.parts) for name, of in manifest.operators.items()}
+                found.append(Published(version, parts))
+        return found
+
+    def commit_of(self, version: Version) -> Commit:
+        """The commit of a version, from the log or else from its manifest."""
+        if version == NO_VERSION:
+            return NOTHING
+        if self._latest.version == version:
+            return self._latest
+        found = self.commits.get(version)
+        if found is not None:
+            return found
+        manifest = self._manifests.get(version)
+        offsets = offsets_of(manifest)
+        return Commit(version, times_of(manifest.info["times"]), digest(offsets[version]))
+
+    def offsets_of(self, version: Version) -> Mapping[Version, str]:
+        """The offsets that the manifest of a version has noted."""
+        return {} if version == NO_VERSION else offsets_of(self._manifests.get(version))
+
+    # What it writes
+
+    def commit(self, commit: Commit) -> None:
+        """Commit a batch. When this returns, the batch is done, whatever process dies."""
+        self.reign.check()
+        self.commits.append(commit)
+        self._latest = commit
+
+    def publish(self, published: Published) -> None:
+        """Make a version exist. All of its parts must be at their holders already."""
+        version = published.version
+        commit = self.commit_of(version)
+        offsets = self.secure(version)
+        operators = {
+            name: OperatorManifest(self.schemas[name], tuple(parts))
+            for name, parts in published.parts.items()
+        }
+        info = {"times": commit.times, "offsets": offsets}
+        self.reign.check()
+        self._manifests.put(Manifest(version, operators, info))
+
+    def withdraw(self, order: Withdraw) -> None:
+        """Delete manifests, then parts: none ever names a part that is gone."""
+        self.reign.check()
+        for version in sorted(order.versions, reverse=True):
+            self._manifests.drop(version)
+        for part in order.parts:
+            for name in names_of(part):
+                try:
+                    self.parts.delete(name)
+                except StoreError as error:
+                    # It is swept with the next start.
+                    _log.info("Part %s was not removed: %s", name, error)
+
+    def note(self, order: Note) -> None:
+        """Write down how operators are divided, and where their slices are."""
+        self._save(
+            replace(
+                self.known,
+                routing={name: of.routing for name, of in order.routed.items()},
+                placement={name: of.hosts for name, of in order.routed.items()},
+                arrangement=order.arrangement,
+                slices=order.slices,
+            )
+        )
+
+    def note_boot(self) -> None:
+        """Write down that everything which is there is of this boot of the machine."""
+        self._save(replace(self.known, boot=boot_id()))
+
+    def _save(self, now: Identity) -> None:
+        if now != self.known:
+            self.reign.check()
+            identity.save(self.store, now)
+            self.known = now
+
+    def forget_after(self, version: Version) -> None:
+        """Take back the commits and manifests of all later versions."""
+        self.reign.check()
+        self.commits.forget_after(version)
+        self._manifests.forget_after(version)
+        self._latest = NOTHING
+
+    def sweep(self) -> None:
+        """Remove checkpoint files of the query that no manifest names."""
+        self._manifests.sweep(f"{self.known.query}/")
+
+
+def names_of(part: Part) -> Sequence[str]:
+    """The names of a part's copies in a store."""
+    return [peer_name(host, part.name) for host in part.holders] or [part.name]
+
+
+def offsets_of(manifest: Manifest) -> dict[Version, str]:
+    """The offsets that a manifest has noted."""
+    return {Version(int(v)): str(text) for v, text in manifest.info["offsets"].items()}

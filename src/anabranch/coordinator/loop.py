@@ -1,0 +1,181 @@
+"""The loop that owns the state of a query: events in, one at a time, and orders out.
+
+The state is a frozen value that only the loop replaces. Spark's batch thread, whoever calls
+``query.scale``, timers and the watcher of nodes send events; nobody waits for a lock. What takes
+time is done by the hands that orders are given to, in threads of their own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from anabranch.errors import AnabranchError, QueryFailed
+from anabranch.protocols.events import Command, Event, GiveUp, TimePassed
+from anabranch.protocols.machine import step
+from anabranch.protocols.orders import CommandId, End, Order, OrderId, Stop, Wake
+from anabranch.protocols.query import Query
+
+_log = logging.getLogger("anabranch")
+_LONGEST_WAIT = 3600.0
+
+
+class Hands(Protocol):
+    """Who carries orders out. Must not block: what takes time is done in another thread."""
+
+    def carry_out(self, number: OrderId | None, order: Order) -> None:
+        """Begin with an order; one with a number is answered by an event under it."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """The query cannot go on."""
+        ...
+
+
+def microseconds_now() -> int:
+    """The clock of the loop: it only goes forward, and is good for this process alone."""
+    return time.monotonic_ns() // 1000
+
+
+class Loop:
+    """Feeds events to the protocols, in a thread of its own, until it is closed.
+
+    ``hands`` are given once the loop exists, as they answer to it; see :meth:`begin`.
+    """
+
+    def __init__(self, query: Query, clock: Callable[[], int] = microseconds_now) -> None:
+        self._query = query
+        self._clock = clock
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._wakes: list[int] = []
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()
+        self._commands: dict[CommandId, Future[Any]] = {}
+        self._over: str | None = None
+        self._hands: Hands | None = None
+        self._thread = threading.Thread(target=self._run, name="anabranch-loop", daemon=True)
+
+    @property
+    def query(self) -> Query:
+        """The state of the query as it is now."""
+        return self._query
+
+    def begin(self, hands: Hands) -> None:
+        """Take events from now on, and give orders to these hands."""
+        self._hands = hands
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Something has happened. May be called from any thread, and never waits."""
+        self._events.put(event)
+
+    def command(self, make: Callable[[CommandId], Command]) -> tuple[CommandId, Future[Any]]:
+        """Give a command: its number, and what becomes of it."""
+        number, future = CommandId(next(self._numbers)), Future[Any]()
+        with self._changed:
+            if self._over is not None:
+                raise QueryFailed(f"the query does not run: {self._over}")
+            self._commands[number] = future
+        self.tell(make(number))
+        return number, future
+
+    def give_up(self, command: CommandId) -> None:
+        """Nobody wants a command carried out any more; nothing happens if it is over."""
+        self.tell(GiveUp(command))
+
+    def wait_for(
+        self, condition: Callable[[Query], bool], timeout: float | None = None
+    ) -> Query | None:
+        """Wait until something is so; the query as it is then, or None if the time is over.
+
+        QueryFailed if the query ends before.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._over is not None or condition(self._query), timeout
+            )
+            if condition(self._query):
+                return self._query
+            if self._over is not None:
+                raise QueryFailed(self._over)
+            return None
+
+    def close(self, reason: str = "it was stopped") -> None:
+        """Take no more events. Commands that are under way fail."""
+        self._end(reason)
+        self._events.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (event := self._next()) is not None:
+                self._take(event)
+        except BaseException as error:  # a mistake of ours: the query must not seem to run
+            _log.exception("the coordinator of the query failed")
+            reason = f"the coordinator failed: {type(error).__name__}: {error}"
+            self._end(reason)
+            assert self._hands is not None
+            self._hands.stop(reason)
+
+    def _next(self) -> Event | None:
+        while True:
+            now = self._clock()
+            if self._wakes and self._wakes[0] <= now:
+                while self._wakes and self._wakes[0] <= now:
+                    heapq.heappop(self._wakes)
+                return TimePassed()
+            wait = (self._wakes[0] - now) / 1e6 if self._wakes else _LONGEST_WAIT
+            try:
+                return self._events.get(timeout=min(wait, _LONGEST_WAIT))
+            except queue.Empty:
+                continue
+
+    def _take(self, event: Event) -> None:
+        query, orders = step(self._query, event, self._clock())
+        with self._changed:
+            self._query = query
+            self._changed.notify_all()
+        for number, order in orders:
+            self._give(number, order)
+
+    def _give(self, number: OrderId | None, order: Order) -> None:
+        assert self._hands is not None
+        match order:
+            case Wake(at):
+                heapq.heappush(self._wakes, at)
+            case End(command, error, result):
+                self._finish(command, error, result)
+            case Stop(reason):
+                self._end(reason)
+                self._hands.stop(reason)
+            case _:
+                self._hands.carry_out(number, order)
+
+    def _finish(self, command: CommandId, error: str | None, result: object) -> None:
+        with self._changed:
+            future = self._commands.pop(command, None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(QueryFailed(error))
+
+    def _end(self, reason: str) -> None:
+        with self._changed:
+            if self._over is None:
+                self._over = reason
+            waiting, self._commands = self._commands, {}
+            self._changed.notify_all()
+        for future in waiting.values():
+            if future.set_running_or_notify_cancel():
+                error: AnabranchError = QueryFailed(f"the query does not run: {reason}")
+                future.set_exception(error)

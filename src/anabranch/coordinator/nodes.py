@@ -1,0 +1,224 @@
+"""The nodes of a query, as its driver asks them: this machine alone, or one agent on each host."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from pyspark.sql import SparkSession
+
+from anabranch.backup.store import BackupStore
+from anabranch.errors import AnabranchError, DidNotHappen, StoreError
+from anabranch.nodes.local import LocalNode
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.remote import NodeStore, RemoteNode
+from anabranch.nodes.requests import Address, Epoch, List, Ping, Request, Stop
+from anabranch.nodes.tickets import Secret, Signer
+from anabranch.protocols.model import Host
+from anabranch.spark.nodes import live_hosts, request_nodes
+from anabranch.spark.pinning import one_task_each
+from anabranch.worker.here import ANSWER, AgentStart
+
+A = TypeVar("A")
+
+_log = logging.getLogger("anabranch")
+_PING_SECONDS = 3.0
+_LIST_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+
+
+class Nodes(Protocol):
+    """Where the tables of a query are."""
+
+    def alive(self) -> frozenset[Host]:
+        """The hosts that have an executor now."""
+        ...
+
+    def prepare(self, host: Host) -> None:
+        """Have a node that answers; a StoreError if there is none."""
+        ...
+
+    def ask(self, host: Host, request: Request[A], deadline: Deadline) -> A:
+        """Have a prepared node carry out a request."""
+        ...
+
+    def held(self, host: Host) -> frozenset[str]:
+        """The names of the parts that a node keeps for others."""
+        ...
+
+    def peers(self) -> Mapping[Host, Address]:
+        """The nodes that keep backups for each other, and where they are asked."""
+        ...
+
+    def request(self, total: int) -> bool:
+        """Ask the cluster manager for so many nodes; whether it takes such requests."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all nodes."""
+        ...
+
+
+class OneNode:
+    """This machine, where the driver runs the tasks itself. It is always there."""
+
+    def __init__(self, node: LocalNode, host: Host) -> None:
+        self._node = node
+        self._host = host
+
+    def alive(self) -> frozenset[Host]:
+        """See :meth:`Nodes.alive`."""
+        return frozenset([self._host])
+
+    def prepare(self, host: Host) -> None:
+        """See :meth:`Nodes.prepare`."""
+
+    def ask(self, host: Host, request: Request[A], deadline: Deadline) -> A:
+        """See :meth:`Nodes.ask`."""
+        return self._node.ask(request, deadline)
+
+    def held(self, host: Host) -> frozenset[str]:
+        """See :meth:`Nodes.held`: there are no others."""
+        return frozenset()
+
+    def peers(self) -> Mapping[Host, Address]:
+        """See :meth:`Nodes.peers`: there are no others."""
+        return {}
+
+    def request(self, total: int) -> bool:
+        """See :meth:`Nodes.request`."""
+        return False
+
+    def close(self) -> None:
+        """See :meth:`Nodes.close`."""
+
+
+@dataclass
+class Agents:
+    """One agent on every host that has an executor.
+
+    An agent that does not answer is started again; one whose executor is gone is gone with it.
+    """
+
+    spark: SparkSession
+    epoch: Epoch
+    secret: Secret
+    start: AgentStart
+    """How an agent is started; the hosts are filled in."""
+    silence: float
+    trusted: bytes | None = None
+
+    def __post_init__(self) -> None:
+        self._signer = Signer(self.secret)
+        self._agents: dict[Host, RemoteNode] = {}
+
+    def alive(self) -> frozenset[Host]:
+        """See :meth:`Nodes.alive`."""
+        return live_hosts(self.spark)
+
+    def prepare(self, host: Host) -> None:
+        """See :meth:`Nodes.prepare`."""
+        agent = self._agents.get(host)
+        if agent is not None:
+            try:
+                agent.ask(Ping(), Deadline(_PING_SECONDS))
+                return
+            except StoreError as error:
+                _log.info("The agent of %s does not answer, starting another one: %s", host, error)
+                self._forget(host)
+        if host not in self.alive():
+            raise DidNotHappen(f"node {host} has no executor")
+        run = replace(self.start, hosts=(host,)).run
+        for found, address in one_task_each(self.spark, [host]).mapInArrow(run, ANSWER).collect():
+            if address is not None:
+                self._agents[found] = RemoteNode(
+                    address, self._signer, silence=self.silence, tls_root=self.trusted
+                )
+        if host not in self._agents:
+            raise DidNotHappen(f"Spark ran the task that starts the agent of {host} elsewhere")
+
+    def ask(self, host: Host, request: Request[A], deadline: Deadline) -> A:
+        """See :meth:`Nodes.ask`."""
+        agent = self._agents.get(host)
+        if agent is None:
+            raise DidNotHappen(f"node {host} has no agent")
+        return agent.ask(request, deadline)
+
+    def held(self, host: Host) -> frozenset[str]:
+        """See :meth:`Nodes.held`."""
+        names: tuple[str, ...] = self.ask(host, List(prefix=""), Deadline(_LIST_SECONDS))
+        return frozenset(names)
+
+    def stores(self) -> Mapping[str, BackupStore]:
+        """What each node with an agent keeps for others."""
+        deadline = partial(Deadline, _LIST_SECONDS)
+        agents = dict(self._agents)
+        return {host: NodeStore(agent, self.epoch, deadline) for host, agent in agents.items()}
+
+    def peers(self) -> Mapping[Host, Address]:
+        """See :meth:`Nodes.peers`."""
+        return {host: Address(agent.address) for host, agent in dict(self._agents).items()}
+
+    def request(self, total: int) -> bool:
+        """See :meth:`Nodes.request`."""
+        return request_nodes(self.spark, total)
+
+    def close(self) -> None:
+        """See :meth:`Nodes.close`: the agents end."""
+        for host, agent in list(self._agents.items()):
+            try:
+                agent.ask(Stop(epoch=self.epoch), Deadline(_PING_SECONDS))
+            except AnabranchError as error:
+                _log.info("The agent of %s could not be told to stop: %s", host, error)
+            self._forget(host)
+
+    def _forget(self, host: Host) -> None:
+        agent = self._agents.pop(host, None)
+        if agent is not None:
+            agent.close()
+
+
+class Watcher:
+    """Looks which hosts have an executor, and tells of those that come and go."""
+
+    def __init__(
+        self,
+        alive: Callable[[], frozenset[Host]],
+        came: Callable[[Host], None],
+        lost: Callable[[Host], None],
+    ) -> None:
+        self._alive = alive
+        self._came = came
+        self._lost = lost
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="anabranch-nodes", daemon=True)
+
+    def begin(self) -> None:
+        """Tell of the hosts that there are, and from then on of every change."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        known: frozenset[Host] = frozenset()
+        while True:
+            try:
+                now = self._alive()
+            except Exception as error:  # the JVM is gone, which whoever runs batches notices
+                _log.info("Executors can no longer be looked for: %s", error)
+                return
+            for host in sorted(known - now):
+                self._lost(host)
+            for host in sorted(now - known):
+                self._came(host)
+            known = now
+            if self._over.wait(_LOOK_SECONDS):
+                return

@@ -1,0 +1,352 @@
+"""The shell around the loop: carries orders out, in threads of their own, and tells of the end.
+
+What nodes are asked goes to a pool of threads. What is written to the checkpoint folder is written
+by one thread, in the order in which it was ordered; events are among it. Jobs of Spark that are no
+batch are run by one thread as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from anabranch.coordinator.batches import Batches, TakenBack, slice_of, table_of
+from anabranch.coordinator.events import Events
+from anabranch.coordinator.failures import translated
+from anabranch.coordinator.ledger import Ledger
+from anabranch.coordinator.loop import Loop
+from anabranch.coordinator.nodes import Nodes
+from anabranch.coordinator.replays import Replays
+from anabranch.coordinator.stream import Stream
+from anabranch.errors import (
+    AnabranchError,
+    CheckpointError,
+    Deposed,
+    QueryFailed,
+    Refused,
+    StateMissing,
+    StoreError,
+)
+from anabranch.nodes import requests
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import CaptureFile, Epoch, Instance, OperatorName, Request, TableName
+from anabranch.protocols import orders
+from anabranch.protocols.events import Done, Failed, Inspected
+from anabranch.protocols.model import Host, Routed, Slice, SliceId
+from anabranch.protocols.orders import PATIENCE, SECOND, Captured, Order, OrderId
+from anabranch.protocols.query import Query, node_of
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.part import Part
+from anabranch.state.table import TableLayout
+
+_log = logging.getLogger("anabranch")
+A = TypeVar("A")
+
+_AT_NODES = 32
+_SHORT, _LONG = 60.0, 3600.0
+
+
+@dataclass
+class Asking:
+    """Orders in the words of nodes."""
+
+    nodes: Nodes
+    epoch: Epoch
+    query: str
+    layouts: Mapping[str, TableLayout]
+
+    def __post_init__(self) -> None:
+        self._tables: dict[SliceId, TableName] = {}
+        """The tables that there are, or were, by slice."""
+
+    def make(self, order: orders.Make) -> None:
+        """Make the table of a slice."""
+        each = order.slice
+        self._tables[each.id] = table_of(each)
+        request = requests.Make(
+            epoch=self.epoch,
+            peers=self.nodes.peers(),
+            table=table_of(each),
+            layout=self.layouts[each.operator],
+            version=order.version,
+            groups=each.groups,
+            parts=order.parts,
+        )
+        self._ask(each.node, request, order)
+
+    def advance(self, order: orders.Advance) -> None:
+        """Bring the table of a slice on by changes."""
+        each = order.slice
+        request = requests.Advance(
+            epoch=self.epoch,
+            peers=self.nodes.peers(),
+            table=table_of(each),
+            layout=self.layouts[each.operator],
+            since=order.after,
+            upto=order.upto,
+            groups=each.groups,
+            parts=order.parts,
+            fence=order.fence,
+        )
+        self._ask(each.node, request, order)
+
+    def capture(self, order: orders.Capture) -> Captured:
+        """Write rows of a slice to a file of its node."""
+        each, wanted = order.slice, order.wanted
+        request = requests.Capture(
+            epoch=self.epoch,
+            table=table_of(each),
+            layout=self.layouts[each.operator],
+            operator=OperatorName(each.operator),
+            instance=Instance(each.instance),
+            groups=wanted.groups,
+            version=order.version,
+            base=wanted.base,
+            fence=order.fence,
+        )
+        file = self._ask(each.node, request, order)
+        return Captured(
+            file,
+            each.id,
+            each.operator,
+            each.node,
+            order.version,
+            wanted.base,
+            wanted.groups,
+            wanted.clean,
+        )
+
+    def store(self, order: orders.Store) -> Part:
+        """Bring a captured file to its holders."""
+        request = requests.Store(
+            epoch=self.epoch,
+            peers=self.nodes.peers(),
+            file=CaptureFile(order.captured.file),
+            under=requests.Prefix(f"{self.query}/"),
+            holders=order.holders,
+        )
+        return self._ask(order.captured.node, request, order)
+
+    def merge(self, order: orders.Merge) -> Part:
+        """Merge parts into one."""
+        each = order.slice
+        request = requests.Merge(
+            epoch=self.epoch,
+            peers=self.nodes.peers(),
+            schema=CheckpointSchema.of(self.layouts[each.operator]),
+            parts=order.parts,
+            groups=order.groups,
+            under=requests.Prefix(f"{self.query}/"),
+            holders=order.holders,
+        )
+        return self._ask(each.node, request, order)
+
+    def prepare(self, host: Host) -> Inspected:
+        """Have a node that refuses drivers before this one."""
+        self.nodes.prepare(host)
+        self.nodes.ask(host, requests.Drop(epoch=self.epoch), Deadline(_SHORT))
+        return self.inspect(host)
+
+    def inspect(self, host: Host) -> Inspected:
+        """What a node has."""
+        operators = {OperatorName(name): layout for name, layout in self.layouts.items()}
+        request = requests.Inspect(operators=operators)
+        tables = self.nodes.ask(host, request, Deadline(_SHORT))
+        self._tables.update({slice_of(table): table for table in tables})
+        found = {slice_of(table): frozenset(versions) for table, versions in tables.items()}
+        return Inspected(found, self.nodes.held(host))
+
+    def drop(self, order: orders.Drop) -> None:
+        """Forget tables and captured files of a node."""
+        request = requests.Drop(
+            epoch=self.epoch,
+            tables=tuple(self._tables[i] for i in order.slices if i in self._tables),
+            captures=tuple(CaptureFile(file) for file in order.files),
+        )
+        self.nodes.ask(order.host, request, Deadline(_SHORT))
+
+    def tables_at(self, query: Query) -> dict[Host, list[TableName]]:
+        """The tables of a query's slices, by host."""
+        found: dict[Host, list[TableName]] = {}
+        for each in query.slices.values():
+            found.setdefault(each.node, []).append(table_of(each))
+        return found
+
+    def drop_tables(self, host: Host, tables: Sequence[TableName]) -> None:
+        """Forget tables of a node."""
+        request = requests.Drop(epoch=self.epoch, tables=tuple(tables))
+        self.nodes.ask(host, request, Deadline(_SHORT))
+
+    def fetch(self, captured: Captured) -> pa.Buffer:
+        """The bytes of a captured file, which is removed."""
+        file = CaptureFile(captured.file)
+        data = self.nodes.ask(captured.node, requests.Fetch(file=file), Deadline(_LONG))
+        request = requests.Drop(epoch=self.epoch, captures=(file,))
+        self.nodes.ask(captured.node, request, Deadline(_SHORT))
+        return data
+
+    def _ask(self, host: Host, request: Request[A], order: orders.Answered) -> A:
+        return self.nodes.ask(host, request, Deadline(PATIENCE[type(order)] / SECOND))
+
+
+class Shell:
+    """Carries orders out; see :class:`~anabranch.coordinator.loop.Hands`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        asking: Asking,
+        ledger: Ledger,
+        events: Events,
+        batches: Batches,
+        replays: Replays,
+        stream: Stream,
+        stopped: Callable[[AnabranchError], None],
+    ) -> None:
+        self._loop = loop
+        self._asking = asking
+        self._ledger = ledger
+        self._events = events
+        self._batches = batches
+        self._replays = replays
+        self._stream = stream
+        self._stopped = stopped
+        self._at_nodes = ThreadPoolExecutor(_AT_NODES, "anabranch-node")
+        self._writing = ThreadPoolExecutor(1, "anabranch-ledger")
+        self._spark = ThreadPoolExecutor(1, "anabranch-replay")
+
+    def carry_out(self, number: OrderId | None, order: Order) -> None:
+        """See :meth:`~anabranch.coordinator.loop.Hands.carry_out`."""
+        ask = self._asking
+        match order:
+            case orders.RunBatch():
+                self._batches.run(order)
+            case orders.CancelBatch():
+                self._batches.cancel(order)
+            case orders.Make():
+                self._answered(self._at_nodes, number, order, lambda: ask.make(order))
+            case orders.Advance():
+                self._answered(self._at_nodes, number, order, lambda: ask.advance(order))
+            case orders.Capture():
+                self._answered(self._at_nodes, number, order, lambda: ask.capture(order))
+            case orders.Store():
+                self._answered(self._at_nodes, number, order, lambda: ask.store(order))
+            case orders.Merge():
+                self._answered(self._at_nodes, number, order, lambda: ask.merge(order))
+            case orders.Prepare(host):
+                self._answered(self._at_nodes, number, order, lambda: ask.prepare(host))
+            case orders.Inspect(host):
+                self._answered(self._at_nodes, number, order, lambda: ask.inspect(host))
+            case orders.Replay():
+                routed = self._loop.query.routed
+                self._answered(self._spark, number, order, lambda: self._replay(order, routed))
+            case orders.Rewind():
+                self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
+                self._answered(self._spark, number, order, lambda: self._stream.rewind(order))
+            case orders.Publish(published):
+                publish = partial(self._ledger.publish, published)
+                self._answered(self._writing, number, order, publish)
+            case orders.Note():
+                self._done(self._writing, order, lambda: self._ledger.note(order))
+            case orders.Withdraw():
+                self._done(self._writing, order, lambda: self._ledger.withdraw(order))
+            case orders.Tell(kind, details):
+                self._done(self._writing, order, lambda: self._tell(kind, details))
+            case orders.Drop():
+                self._done(self._at_nodes, order, lambda: ask.drop(order))
+            case orders.AskNodes(total):
+                self._done(self._at_nodes, order, lambda: ask.nodes.request(total))
+            case orders.Trim(operator, upto):
+                self._done(self._spark, order, lambda: self._batches.trim(operator, upto))
+            case _:
+                raise TypeError(f"nobody carries out {order}")
+
+    def stop(self, reason: str) -> None:
+        """See :meth:`~anabranch.coordinator.loop.Hands.stop`."""
+        failure = self._batches.failure
+        if failure is None or str(failure) not in reason:
+            failure = QueryFailed(reason)
+        self._stopped(failure)
+
+    def close(self) -> None:
+        """Wait for what is under way, and take no more orders."""
+        for pool in (self._spark, self._at_nodes, self._writing):
+            pool.shutdown(wait=True, cancel_futures=pool is self._spark)
+
+    def _tell(self, kind: str, details: Mapping[str, Any]) -> None:
+        seconds = float(details.get("seconds", 0.0))
+        rest = {name: value for name, value in details.items() if name != "seconds"}
+        self._events.add(kind, seconds, **rest)
+
+    def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
+        self._replays.run(order, routed)
+
+    def _answered(
+        self,
+        pool: ThreadPoolExecutor,
+        number: OrderId | None,
+        order: orders.Answered,
+        work: Callable[[], object],
+    ) -> None:
+        assert number is not None
+
+        def run() -> None:
+            try:
+                answer = work()
+            except Exception as error:
+                _log.info("%s failed: %s", type(order).__name__, error)
+                self._loop.tell(failure(number, order, error))
+            else:
+                self._loop.tell(Done(number, answer))
+
+        pool.submit(run)
+
+    def _done(self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]) -> None:
+        """Carry out an order that nobody waits for."""
+
+        def run() -> None:
+            try:
+                work()
+            except AnabranchError as error:
+                _log.warning("%s was not carried out: %s", type(order).__name__, error)
+            except Exception:
+                _log.exception("%s was not carried out", type(order).__name__)
+
+        pool.submit(run)
+
+
+def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed:
+    """What the protocols must know of an error."""
+    reason = f"{type(error).__name__}: {error}"
+    host = node_of(order)
+    told = translated(error)
+    return Failed(
+        number,
+        reason,
+        unreachable=host if _is_silent(told) else None,
+        damaged=_part_in(order, told) if isinstance(told, CheckpointError) else None,
+        missing=_slice_in(order) if isinstance(told, StateMissing) else None,
+        fenced=isinstance(told, Deposed),
+    )
+
+
+def _is_silent(error: AnabranchError) -> bool:
+    """Whether a node did not answer, as far as the error says."""
+    return isinstance(error, StoreError) and not isinstance(error, Refused)
+
+
+def _part_in(order: orders.Answered, error: CheckpointError) -> str | None:
+    """The part that an error names, among those of the order."""
+    parts: tuple[Part, ...] = getattr(order, "parts", ())
+    return next((part.name for part in parts if part.name in str(error)), None)
+
+
+def _slice_in(order: orders.Answered) -> SliceId | None:
+    each = getattr(order, "slice", None)
+    return each.id if isinstance(each, Slice) else None

@@ -1,0 +1,203 @@
+"""Spark's streaming query: started when the state is ready, ended, and taken back to run again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from anabranch.coordinator import rewind
+from anabranch.coordinator.batches import Batches, TakenBack
+from anabranch.coordinator.failures import session_gone, translated
+from anabranch.coordinator.ledger import Ledger
+from anabranch.coordinator.loop import Loop
+from anabranch.coordinator.rewind import Rewind
+from anabranch.errors import AnabranchError, QueryFailed
+from anabranch.protocols import orders
+from anabranch.protocols.query import Query
+from anabranch.spark import quiet
+from anabranch.spark.session import log_settings
+from anabranch.spark.sinks.sink import Replaceable
+from anabranch.units import Version
+
+_log = logging.getLogger("anabranch")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How Spark's query is started."""
+
+    frame: DataFrame
+    """All sources in one."""
+    location: str
+    """Where Spark keeps its logs."""
+    local: bool
+    """Whether that is on a disk of this machine."""
+    trigger: Mapping[str, Any] | None
+    name: str | None
+
+
+class Stream:
+    """Spark's query, in as many lives as it takes. :meth:`run` returns when it is over."""
+
+    def __init__(
+        self, launch: Launch, batches: Batches, ledger: Ledger, loop: Loop, spark: SparkSession
+    ) -> None:
+        self._launch = launch
+        self._batches = batches
+        self._ledger = ledger
+        self._loop = loop
+        self._spark = spark
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._query: StreamingQuery | None = None
+        self._again: tuple[Version, Rewind] | None = None
+        self._untrusted = False
+        self.has_run = False
+        """Whether Spark's query was started."""
+        self.ready = threading.Event()
+        """Set when Spark's query has been started for the first time."""
+
+    @property
+    def spark_query(self) -> StreamingQuery:
+        """Spark's handle of its present life."""
+        if self._query is None:
+            raise QueryFailed("the query has not been started")
+        return self._query
+
+    def run(self, settle: Callable[[Query], None]) -> AnabranchError | None:
+        """Run until the stream ends; why it failed, if it did.
+
+        ``settle`` is called whenever the state is ready to go on.
+        """
+        while not self._stopping:
+            query = self._loop.wait_for(lambda q: q.restart is None)
+            assert query is not None
+            self._batches.resume(self._ledger.commit_of(query.committed))
+            settle(query)
+            try:
+                self._run_again()
+                self._start()
+                self.has_run = True
+                self.ready.set()
+                self.spark_query.awaitTermination()
+                return None
+            except Exception as error:
+                if self._stopping:
+                    return None
+                if not self._batches.taken_back:
+                    return self._batches.failure or translated(error)
+        return None
+
+    def stop(self) -> None:
+        """End after the batch that runs."""
+        with self._lock:
+            self._stopping = True
+        self._loop.wait_for(lambda q: not q.running)
+        self._batches.end(QueryFailed("the query is being stopped"))
+        self._end()
+
+    def rewind(self, order: orders.Rewind) -> None:
+        """Take Spark back to a version; the batches up to the target are run again."""
+        self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
+        if self._query is not None:
+            self._end()
+        start, ledger = order.start, self._ledger
+        begun = rewind.pending(ledger.store)
+        if self._untrusted:
+            again = self._after_power_failure(start, begun)
+        else:
+            again = rewind.plan(start, order.target, ledger.spark, ledger.commits, begun)
+        ledger.reign.check()
+        again.begin(start, ledger.store, ledger.spark)
+        self._again = (start, again)
+
+    def distrust(self) -> None:
+        """The machine has lost its power since the query ran: what is not flushed may be gone."""
+        self._untrusted = True
+
+    def _after_power_failure(self, start: Version, begun: Rewind | None) -> Rewind:
+        """Go back to the newest whole version: up to it, and no further, all was flushed.
+
+        Results after it are taken back, and are made and delivered once more.
+        """
+        ledger, query = self._ledger, self._batches.program.query
+        sinks = [output.sink for output in self._batches.program.plan.outputs]
+        replaceable = [sink for sink in sinks if isinstance(sink, Replaceable)]
+        known = ledger.offsets_of(start)
+        again = rewind.plan_after_power_failure(
+            start, known, ledger.spark, begun, replaceable=len(replaceable) == len(sinks)
+        )
+        _log.warning(
+            "The machine was started anew since the query ran: what was written after the "
+            "checkpoint of version %s may be incomplete. It is removed, and batches up to %s are "
+            "run again.",
+            start,
+            again.target,
+        )
+        again.note(ledger.store)
+        ledger.forget_after(start)
+        for sink in replaceable:
+            sink.take_back(query, start)
+        ledger.spark.forget_after(start)
+        ledger.spark.repair(start, known)
+        self._untrusted = False
+        return again
+
+    def _run_again(self) -> None:
+        again, self._again = self._again, None
+        if again is None:
+            return
+        start, batches = again
+        _log.warning(
+            "The state was restored at version %s; running batches up to %s again.",
+            start,
+            batches.target,
+        )
+        batches.finish(start, self._ledger.store, self._ledger.spark, self._run_one)
+
+    def _run_one(self) -> None:
+        with log_settings(self._spark, local=self._launch.local):
+            once = self._writer().trigger(once=True).start()
+        with self._lock:
+            self._query = once
+        once.awaitTermination()
+
+    def _start(self) -> None:
+        writer = self._writer()
+        if self._launch.trigger is not None:
+            writer = writer.trigger(**self._launch.trigger)
+        if self._launch.name is not None:
+            writer = writer.queryName(self._launch.name)
+        with log_settings(self._spark, local=self._launch.local), self._lock:
+            if self._stopping:
+                raise QueryFailed("the query is being stopped")
+            self._query = writer.start()
+
+    def _writer(self) -> Any:
+        return (
+            self._launch.frame.writeStream.foreachBatch(self._take)
+            .option("checkpointLocation", self._launch.location)
+            .outputMode("append")
+        )
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        self._batches.take(frame, Version(batch))
+
+    def _end(self) -> None:
+        with self._lock:
+            query = self._query
+        if query is None:
+            return
+        try:
+            with quiet.stopping(self._spark):
+                query.stop()
+        except Exception as error:
+            if not session_gone(error):
+                raise
+            _log.warning("Spark's query cannot be stopped, its session is gone: %s", error)

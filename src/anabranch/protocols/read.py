@@ -1,0 +1,92 @@
+"""Reads: the user sees the state of an operator as it is between two batches.
+
+The rows of its slices are captured while the stream is held, and handed out as files on the nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from anabranch.protocols.events import Done, Failed, ReadState
+from anabranch.protocols.model import serving
+from anabranch.protocols.orders import Capture, Captured, CaptureWanted, CommandId, Drop, End
+from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A read that waits or is under way."""
+
+    command: CommandId
+    operator: str
+    attempts: int = 0
+    under_way: bool = False
+    captured: tuple[Captured, ...] = ()
+    failure: str | None = None
+
+
+def want(turn: Turn, event: ReadState) -> None:
+    """Read an operator as soon as no batch runs and its state is whole."""
+    turn.change(reads=(*turn.query.reads, Read(event.command, event.operator)))
+
+
+def holds(query: Query) -> bool:
+    """Whether the stream waits for a read."""
+    return bool(query.reads)
+
+
+def look(turn: Turn) -> None:
+    """Capture for the reads that wait, if the state is to be seen now."""
+    query = turn.query
+    if query.running or query.suspects or query.recovery or query.restart or query.stopped:
+        return
+    for each in query.reads:
+        if each.under_way:
+            continue
+        _put(turn, replace(each, under_way=True, attempts=each.attempts + 1, captured=()))
+        fence = turn.fence()
+        for serves in serving(query.slices.values(), each.operator):
+            wanted = CaptureWanted(serves.id, serves.groups, None, clean=False)
+            order = Capture(wanted, serves, query.committed, fence)
+            turn.order(order, Owner.READ, each.command)
+
+
+def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
+    """The answer to an order of a read."""
+    each = next((r for r in turn.query.reads if r.command == waiting.command), None)
+    if each is None:
+        return
+    match event:
+        case Done(answer=Captured() as captured):
+            each = replace(each, captured=(*each.captured, captured))
+        case Failed(reason=reason):
+            each = replace(each, failure=reason)
+    _put(turn, each)
+    if any(w.command == each.command for w in turn.query.outstanding.values()):
+        return
+    if each.failure is None:
+        _end(turn, each)
+    elif each.attempts < _ATTEMPTS:
+        _drop(turn, each)
+        _put(turn, replace(each, under_way=False, failure=None))
+    else:
+        _drop(turn, each)
+        _end(turn, each)
+
+
+def _drop(turn: Turn, each: Read) -> None:
+    for captured in each.captured:
+        if captured.node in turn.query.nodes:
+            turn.send(Drop(captured.node, files=(captured.file,)))
+
+
+def _end(turn: Turn, each: Read) -> None:
+    turn.change(reads=tuple(r for r in turn.query.reads if r.command != each.command))
+    turn.send(End(each.command, each.failure, each.captured))
+
+
+def _put(turn: Turn, each: Read) -> None:
+    others = tuple(r if r.command != each.command else each for r in turn.query.reads)
+    turn.change(reads=others)

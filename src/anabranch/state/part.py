@@ -1,0 +1,41 @@
+"""A part: captured rows in a file at its holders, as a pointer to decide by before bytes move."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from anabranch.state.groups import KeyGroups
+from anabranch.units import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of some key groups of an operator at a version: all of them, or what changed.
+
+    A part with a ``base`` brings state of any version from its base on to its own version.
+    """
+
+    name: str
+    """The name of its file in a backup store; at each of its holders, if it has any."""
+    operator: str
+    version: Version
+    base: Version | None
+    groups: KeyGroups
+    holders: tuple[str, ...] = ()
+    """The nodes that have it; none: it is in a store that outlives all nodes."""
+    bytes: int = 0
+    rows: int = 0
+    checksum: str = ""
+    instance: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A value for :mod:`json`."""
+        return asdict(self) | {"groups": str(self.groups), "holders": list(self.holders)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], operator: str = "") -> Part:
+        """The part that :meth:`to_json` wrote; ``operator`` is of one that did not say."""
+        found = {"operator": operator} | value
+        groups, holders = KeyGroups.parse(found["groups"]), tuple(found.get("holders", ()))
+        return cls(**found | {"groups": groups, "holders": holders})
