@@ -126,7 +126,7 @@ class ByChanges:
             raise StateMissing(f"what changed in {name!r} since version {self._at} is not known")
         fence = running.next_fence()
         files = running.tables.capture(name, self._before, now, fence, self._at)
-        self._advance(running.tables.store_all(name, files))
+        self._advance(running.tables.store_all(name, files), now)
         self._at = now
 
     def _warm(self) -> None:
@@ -151,13 +151,13 @@ class ByChanges:
         if any(part.base is None for part in changes):
             self._new.make(stored, saved.parts)
         else:
-            self._advance(changes)
+            self._advance(changes, stored)
         self._at = stored
 
-    def _advance(self, changes: Sequence[Part]) -> None:
+    def _advance(self, changes: Sequence[Part], upto: Version) -> None:
         fence = self._new.coordinator.running.next_fence()
         name, routing = self._new.node.name, self._new.routing
-        self._new.tables.advance(name, routing, tuple(changes), self._at, fence)
+        self._new.tables.advance(name, routing, tuple(changes), self._at, upto, fence)
 
 
 def way_to_catch_up(new: Newcomers, at: Version, checkpoint: Callable[[], Version]) -> CatchUp:

@@ -34,7 +34,7 @@ from anabranch.nodes.requests import (
 )
 from anabranch.plan.bind import Bound
 from anabranch.state.checkpoint import read
-from anabranch.state.groups import Routing
+from anabranch.state.groups import KeyGroups, Routing
 from anabranch.state.partition import partition
 from anabranch.state.restore import restore
 from anabranch.units import Version
@@ -202,6 +202,8 @@ class Tables:
             peers=self._addresses(),
             schema=saved.schema,
             parts=saved.parts,
+            groups=KeyGroups(tuple(r for part in saved.parts for r in part.groups.ranges)),
+            version=max(part.version for part in saved.parts),
             under=self._under(operator, instance),
         )
         node = self._nodes(self.placement[operator][instance])
@@ -249,6 +251,7 @@ class Tables:
         routing: Routing,
         parts: tuple[Part, ...],
         since: Version,
+        upto: Version,
         fence: int,
     ) -> None:
         """Bring an operator's tables from a version to a later one, by the changes in between."""
@@ -261,6 +264,7 @@ class Tables:
                 table=self.name(operator, routing, instance),
                 layout=layout,
                 since=since,
+                upto=upto,
                 groups=routing.owners[instance],
                 parts=parts,
                 fence=fence,
