@@ -187,7 +187,12 @@ def test_a_merge_ends_when_nobody_wants_it(tmp_path: Path) -> None:
     case.make(TABLE, -1)
     part = case.checkpoint(TABLE, 0, {1: 2}, None)
     request = Merge(
-        epoch=case.epoch, schema=CheckpointSchema.of(LAYOUT), parts=(part,), under=Prefix("m/")
+        epoch=case.epoch,
+        schema=CheckpointSchema.of(LAYOUT),
+        parts=(part,),
+        groups=part.groups,
+        version=part.version,
+        under=Prefix("m/"),
     )
     stopped, before = threading.Event(), psutil.Process().children()
     stopped.set()

@@ -110,12 +110,14 @@ class Case:
     def store(self, file: CaptureFile) -> Part:
         return self.ask(Store(epoch=self.epoch, peers=self.peers, file=file, under=self.under))
 
-    def advance(self, table: TableName, since: int, *parts: Part) -> None:
+    def advance(
+        self, table: TableName, since: int, upto: int, *parts: Part, **changes: Any
+    ) -> None:
         request = Advance(
             epoch=self.epoch, peers=self.peers, table=table, layout=LAYOUT, since=Version(since),
-            groups=ALL, parts=parts, fence=1,
+            upto=Version(upto), groups=ALL, parts=parts, fence=1,
         )  # fmt: skip
-        self.ask(request)
+        self.ask(replace(request, **changes))
 
     def versions(self, *tables: TableName) -> dict[str, tuple[int, ...]]:
         return dict(self.ask(Inspect(layouts=dict.fromkeys(tables, LAYOUT))))
@@ -142,7 +144,7 @@ class Case:
     def rows(self, table: TableName) -> Rows:
         """What is in a table, as the node captures it."""
         (version, *_) = self.versions(table)[table]
-        file = self.capture(table, version)
+        file = self.ask(capture(self.epoch, table, version, fence=1 << 40))
         found = state_rows([read(self.ask(Fetch(file=file)), name=file)])
         self.ask(Drop(epoch=self.epoch, captures=(file,)))
         return dict(zip(found["key"].to_pylist(), found["n"].to_pylist(), strict=True))
@@ -240,12 +242,13 @@ def test_a_table_is_advanced_by_changes(case: Case) -> None:
     full, changes = changed(case)
     assert (changes.base, changes.rows) == (0, len(MORE))
     case.make(FIRST, 0, full)
-    case.advance(FIRST, 0, changes)
+    with pytest.raises(CheckpointError, match=r"advance op@1/0: .* groups 0-7 to version 0; all"):
+        case.advance(FIRST, 0, 1, full)
+    case.advance(FIRST, 0, 1, changes)
     assert case.rows(FIRST) == FEW | MORE
+    later = replace(changes, base=Version(3), version=Version(4))
     with pytest.raises(StateMissing):
-        case.advance(FIRST, 3, changes)
-    with pytest.raises(CheckpointError):
-        case.advance(FIRST, 1, full)
+        case.advance(FIRST, 3, 4, later, fence=2)
 
 
 @pytest.mark.timeout(600)
@@ -253,8 +256,9 @@ def test_parts_are_merged(case: Case) -> None:
     full, changes = changed(case)
     schema = CheckpointSchema.of(LAYOUT)
     request = Merge(
-        epoch=case.epoch, peers=case.peers, schema=schema, parts=(full, changes), under=case.under
-    )
+        epoch=case.epoch, peers=case.peers, schema=schema, parts=(full, changes), groups=ALL,
+        version=Version(1), under=case.under,
+    )  # fmt: skip
     merged = case.ask(request, 500)  # a process of the lowest priority takes long on a busy machine
     assert (merged.version, merged.base) == (1, None)
     assert merged.name not in (full.name, changes.name)
@@ -263,12 +267,53 @@ def test_parts_are_merged(case: Case) -> None:
         assert case.rows(THIRD) == FEW | MORE
 
 
+def test_every_group_takes_its_own_way_to_the_version(case: Case) -> None:
+    full, changes = changed(case)
+    rest = case.store(case.ask(capture(case.epoch, SECOND, 1, groups=ALL - HALF)))
+    case.batch(SECOND, 2, {3: 30, 7: 70})
+    later = case.store(case.capture(SECOND, 2, 0))
+    now = FEW | MORE | {3: 30, 7: 70}
+    half = replace(full, groups=HALF), replace(changes, groups=HALF)
+    case.make(THIRD, 1, *half, rest, later)
+    assert case.rows(THIRD) == FEW | MORE
+    case.make(THIRD, 2, later, rest, *half)
+    assert case.rows(THIRD) == now
+    with pytest.raises(
+        CheckpointError,
+        match=r"make op@2/0: .* groups 0-3 to version 0, groups 4-7 to version 1; all of .* 1$",
+    ):
+        case.make(THIRD, 1, half[0], rest)
+    assert case.rows(THIRD) == now
+    case.make(THIRD, 1, *half, rest)
+    with pytest.raises(
+        CheckpointError, match=r"groups 4-7 to version 1, groups 0-3 to version 2; .* version 2$"
+    ):
+        case.advance(THIRD, 1, 2, replace(later, groups=HALF), rest)
+    case.advance(THIRD, 1, 2, later, changes, rest)
+    assert case.rows(THIRD) == now
+
+
+def test_an_advance_whose_answer_was_lost_is_not_done_again(case: Case) -> None:
+    full, changes = changed(case)
+    case.make(FIRST, 0, full)
+    case.advance(FIRST, 0, 1, changes, fence=5)
+    gone = replace(changes, name=f"{case.under}nothing")
+    case.advance(FIRST, 0, 1, gone, fence=5)
+    assert case.rows(FIRST) == FEW | MORE
+    case.make(FIRST, 0, full)
+    with pytest.raises(CheckpointNotFound):
+        case.advance(FIRST, 0, 1, gone, fence=5)
+    case.advance(FIRST, 0, 1, changes, fence=5)
+    case.advance(FIRST, 0, 1, changes, fence=6)
+    assert case.rows(FIRST) == FEW | MORE, "it went back, and on again"
+
+
 def test_parts_that_do_not_lead_to_the_version_change_nothing(case: Case) -> None:
     full, changes = changed(case)
     before = case.seen()
-    with pytest.raises(CheckpointError, match=r"was to be made at version 1, .* to version 0"):
+    with pytest.raises(CheckpointError, match=r"make op@1/0: .* groups 0-7 to version 0; .* 1$"):
         case.make(FIRST, 1, full)
-    with pytest.raises(CheckpointError, match=r"only the changes|lack"):
+    with pytest.raises(CheckpointError, match=r"groups 0-7 to no version; .* at version 1$"):
         case.make(FIRST, 1, changes)
     gone = replace(full, name=f"{case.under}nothing")
     with pytest.raises(CheckpointNotFound):
@@ -324,7 +369,7 @@ def test_a_table_is_captured_at_the_version_that_is_asked_for(case: Case) -> Non
 def test_what_comes_late_takes_no_batch_back(case: Case) -> None:
     _, changes = changed(case)
     case.batch(FIRST, 1, MORE, fence=2)
-    for late in (lambda: case.capture(FIRST, 0), lambda: case.advance(FIRST, 0, changes)):
+    for late in (lambda: case.capture(FIRST, 0), lambda: case.advance(FIRST, 0, 1, changes)):
         with pytest.raises(Fenced, match="came too late"):
             late()
         assert case.versions(FIRST)[FIRST] == (1, 0)
@@ -379,12 +424,19 @@ def changes_of(case: Case, file: CaptureFile, part: Part) -> list[Change[Any]]:
     table: dict[str, Any] = {"table": FIRST, "layout": LAYOUT, "groups": ALL}
     return [
         Make(**backed, **table, version=Version(-1)),
-        Advance(**backed, **table, since=Version(0), parts=(part,), fence=1),
+        Advance(**backed, **table, since=Version(0), upto=Version(1), parts=(part,), fence=1),
         capture(case.epoch, FIRST, 0),
         Rename(epoch=case.epoch, table=FIRST, to=THIRD),
         Drop(epoch=case.epoch, tables=(FIRST,), captures=(file,)),
         Store(**backed, file=file, under=case.under),
-        Merge(**backed, schema=CheckpointSchema.of(LAYOUT), parts=(part,), under=case.under),
+        Merge(
+            **backed,
+            schema=CheckpointSchema.of(LAYOUT),
+            parts=(part,),
+            groups=ALL,
+            version=Version(0),
+            under=case.under,
+        ),
     ]
 
 

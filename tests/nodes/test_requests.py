@@ -59,7 +59,8 @@ TABLE: dict[str, Any] = {"epoch": 1, "table": "counter@0/0", "layout": WRITTEN}
 BACKED: dict[str, Any] = {"epoch": 1, "peers": {"10.0.0.1": "10.0.0.1:4000"}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "make": {**TABLE, **BACKED, "version": 3, "groups": "0-7", "parts": [PART]},
-    "advance": {**TABLE, **BACKED, "since": 3, "groups": "0-7", "parts": [PART], "fence": 0},
+    "advance": {**TABLE, **BACKED, "since": 3, "upto": 5, "groups": "0-7", "parts": [PART],
+                "fence": 0},
     "capture": {**TABLE, "operator": "counter", "instance": 0, "groups": "0-7", "version": 3,
                 "base": None, "fence": 0},
     "inspect": {"layouts": {"counter@0/0": WRITTEN}},
@@ -67,7 +68,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "drop": {"epoch": 1, "tables": ["counter@0/0"], "captures": ["captures/a.arrow"]},
     "fetch": {"file": "captures/a.arrow"},
     "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/"},
-    "merge": {**BACKED, "schema": SCHEMA, "parts": [PART], "under": ""},
+    "merge": {**BACKED, "schema": SCHEMA, "parts": [PART], "groups": "0-7", "version": 1,
+              "under": ""},
     "put": {"epoch": 1, "name": "a/b", "bytes": 1, "checksum": "0" * 16},
     "get": {"name": "a/b"},
     "list": {"prefix": "a"},
@@ -114,7 +116,8 @@ NO_PEERS = [None, 1, [], {"a": None}, {"a": 1}, {"a": "x"}, {"a": "x:1/y"}, {"a"
             {"a": "file:///etc/passwd"}]  # fmt: skip
 WRONG: dict[str, list[Any]] = {
     "epoch": [-1, *NO_NUMBERS], "peers": NO_PEERS, "table": NO_TABLES, "to": NO_TABLES,
-    "layout": NO_LAYOUTS, "version": NO_NUMBERS, "since": NO_NUMBERS, "fence": [-1, *NO_NUMBERS],
+    "layout": NO_LAYOUTS, "version": NO_NUMBERS, "since": [6, *NO_NUMBERS],
+    "upto": [2, *NO_NUMBERS], "fence": [-1, *NO_NUMBERS],
     "parts": [*NO_LISTS, *([PART, bad] for bad in NO_PARTS)], "schema": NO_SCHEMAS,
     "groups": NO_GROUPS, "operator": ["", "..", "a/b", "a b", None, 1], "file": NO_FILES,
     "instance": [-1, *NO_NUMBERS], "base": [bad for bad in NO_NUMBERS if bad is not None],
@@ -316,7 +319,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-def strategy(hint: Any) -> st.SearchStrategy[Any]:
+def strategy(hint: Any, **known: Any) -> st.SearchStrategy[Any]:
     if hint in STRATEGIES:
         return STRATEGIES[hint]
     origin, arguments = get_origin(hint), get_args(hint)
@@ -327,12 +330,17 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     if origin is not None and issubclass(origin, Mapping):
         return st.dictionaries(strategy(arguments[0]), strategy(arguments[1]), max_size=3)
     hints = get_type_hints(hint)
-    return st.builds(hint, **{f.name: strategy(hints[f.name]) for f in fields(hint)})
+    every = {f.name: strategy(hints[f.name]) for f in fields(hint)}
+    return st.builds(hint, **every | {name: st.just(value) for name, value in known.items()})
 
 
 @cache
 def requests_of(verb: str) -> st.SearchStrategy[Any]:
-    return strategy(library()[verb])
+    cls = library()[verb]
+    if verb == "advance":
+        two = st.tuples(versions, versions).map(sorted)
+        return two.flatmap(lambda two: strategy(cls, since=two[0], upto=two[1]))
+    return strategy(cls)
 
 
 def answer_type(verb: str) -> Any:

@@ -250,7 +250,8 @@ def test_a_chain_is_followed_over_a_rescale() -> None:
             "from the beginning for groups 0-3, from 1 for groups 4-7",
         ),
         ([(1, None, "0-7"), (2, 1, "0-5")], "same versions"),
-        ([(1, None, "0-7"), (2, 1, "0-7"), (3, 1, "2")], "groups 2: "),
+        ([(1, None, "0-7"), (2, 1, "0-7"), (3, 1, "2")], "same versions.*to 3 for groups 2"),
+        ([(1, 0, "0-7"), (1, 0, "2")], "groups 2: "),
     ],
 )
 def test_a_broken_chain_is_refused(links: list[tuple[int, int | None, str]], told: str) -> None:

@@ -240,8 +240,8 @@ def test_changes_bring_a_restored_table_to_the_present(
                 table.finish()
                 table.rollback()
                 for start in range(0, len(captures), at_once):
-                    part = partition(captures[start : start + at_once], {instance: groups})
-                    advance(table, part[instance], 2)
+                    some = captures[start : start + at_once]
+                    advance(table, some, groups, some[-1].version, 2)
             table.validate()
             assert table.version == last
             assert [len(rows) for rows in table.dirty()] == [0, 0]
@@ -262,12 +262,13 @@ def test_only_changes_since_its_version_bring_a_table_further(folder: Path) -> N
     restore(folder / "a", LAYOUT, [full])
     table = reopened(folder / "a")
     with table.lock(0):
-        with pytest.raises(CheckpointError, match=r"at version 0, .* the changes since version 1"):
-            advance(table, [late], 0)
-        with pytest.raises(CheckpointError, match="the changes since the beginning"):
-            advance(table, [full], 0)
+        with pytest.raises(CheckpointError, match=r"groups 0-7 to version 0; .* at version 2"):
+            advance(table, [late], ALL, Version(2), 0)
+        with pytest.raises(CheckpointError, match=r"groups 0-7 to version 0; .* at version 1"):
+            advance(table, [full], ALL, Version(1), 0)
         assert table.version == 0
-        advance(table, [changes, late], 0)
+        advance(table, [changes, late], ALL, Version(2), 0)
+        assert (table.version, table.previous) == (2, 0)
     assert content(table) == run.model
     table.close()
     run.table.close()

@@ -19,7 +19,7 @@ from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from anabranch.state.capture import CheckpointSchema
-from anabranch.state.chains import Chain, follow, needed
+from anabranch.state.chains import leading_to, needed
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import Version
@@ -62,10 +62,11 @@ class Manifest:
 
     def __post_init__(self) -> None:
         for name, operator in self.operators.items():
-            chain = follow(operator.parts)
-            whole = Chain(self.version, None, KeyGroups.all(operator.schema.key_groups))
-            if chain != whole:
-                raise CheckpointError(f"the files of operator {name!r} are {chain}, not {whole}")
+            every = KeyGroups.all(operator.schema.key_groups)
+            try:
+                leading_to(operator.parts, every, self.version)
+            except CheckpointError as error:
+                raise CheckpointError(f"operator {name!r}: {error}") from error
 
     def to_bytes(self) -> bytes:
         """The file of the manifest: JSON with a checksum."""

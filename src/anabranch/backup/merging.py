@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest
@@ -19,59 +20,67 @@ from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointError
 from anabranch.priority import process_gives_way
+from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.state.partition import merge
+from anabranch.units import Version
 
 _LOOK_EVERY = 0.1
 
 
-def merge_parts(store: BackupStore, chain: OperatorManifest, under: str) -> Part:
-    """Merge the parts of a chain into one, and store that under a prefix."""
-    return back_up(store, merge(retrieve(store, chain)), under=under)
+@dataclass(frozen=True)
+class Merging:
+    """Parts to be merged into a full one of some groups at a version, to be stored under a prefix.
 
-
-def merge_parts_in_process(
-    files: Files, chain: OperatorManifest, under: str, given_up: Callable[[float], bool]
-) -> Part:
-    """The same, in another process.
-
-    ``given_up`` waits for so many seconds, and says whether nobody wants the result any more: then
-    the process ends, and CheckpointError is raised.
+    CheckpointError if the parts do not lead all of the groups to the version.
     """
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-    # A session of its own, as sessions share the processor: see process_gives_way.
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            # The pipe stays open: when this process is gone, that one reads its end.
-            pickle.dump((files, chain, under), process.stdin)
-            process.stdin.flush()
-            while process.poll() is None:
-                if given_up(_LOOK_EVERY):
-                    raise CheckpointError(
-                        f"merging the parts of version {_newest(chain)} was given up"
-                    )
-        except BrokenPipeError:
-            process.wait()
-        finally:
-            process.kill()
-        answer = process.stdout.read()
-    if process.returncode != 0 or not answer:
-        raise CheckpointError(
-            f"the process that merged the parts of version {_newest(chain)} ended with code "
-            f"{process.returncode}; what it said is in the error output of this one"
-        )
-    found = pickle.loads(answer)
-    if isinstance(found, Exception):
-        raise found
-    return Part.from_json(found)
 
+    chain: OperatorManifest
+    groups: KeyGroups
+    version: Version
+    under: str
 
-def _newest(chain: OperatorManifest) -> int:
-    return max(part.version for part in chain.parts)
+    def run(self, store: BackupStore) -> Part:
+        """Merge them here."""
+        captures = retrieve(store, self.chain, groups=self.groups, version=self.version)
+        return back_up(store, merge(captures), under=self.under)
+
+    def run_apart(self, files: Files, given_up: Callable[[float], bool]) -> Part:
+        """Merge them in another process.
+
+        ``given_up`` waits for so many seconds, and says whether nobody wants the result any more:
+        then the process ends, and CheckpointError is raised.
+        """
+        command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+        # A session of its own, as sessions share the processor: see process_gives_way.
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                # The pipe stays open: when this process is gone, that one reads its end.
+                pickle.dump((files, self), process.stdin)
+                process.stdin.flush()
+                while process.poll() is None:
+                    if given_up(_LOOK_EVERY):
+                        raise CheckpointError(
+                            f"merging the parts of version {self.version} was given up"
+                        )
+            except BrokenPipeError:
+                process.wait()
+            finally:
+                process.kill()
+            answer = process.stdout.read()
+        if process.returncode != 0 or not answer:
+            raise CheckpointError(
+                f"the process that merged the parts of version {self.version} ended with code "
+                f"{process.returncode}; what it said is in the error output of this one"
+            )
+        found = pickle.loads(answer)
+        if isinstance(found, Exception):
+            raise found
+        return Part.from_json(found)
 
 
 def _end_with_parent() -> None:
@@ -86,11 +95,11 @@ def main() -> None:
     process_gives_way(lowest=True)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    files, chain, under = pickle.load(sys.stdin.buffer)
+    files, merging = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     found: object
     try:
-        found = merge_parts(files.open(), chain, under).to_json()
+        found = merging.run(files.open()).to_json()
     except Exception as error:
         found = error
     with answers:

@@ -14,10 +14,11 @@ from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, DidNotHappen
 from anabranch.state import checkpoint
 from anabranch.state.capture import Capture, CheckpointSchema
-from anabranch.state.chains import needed
+from anabranch.state.chains import leading_to
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.state.partition import merge
+from anabranch.units import NO_VERSION, Version
 
 
 def back_up(
@@ -67,19 +68,25 @@ def retrieve(
     *,
     schema: CheckpointSchema | None = None,
     groups: KeyGroups | None = None,
+    version: Version | None = None,
+    since: Version | None = None,
 ) -> list[Capture]:
     """The captures that hold an operator's state, or that of some groups, oldest first.
 
-    Only files with wanted groups are read, and all of them are verified before any is returned.
+    It is the state at ``version``, or at that of the newest part; with ``since``, the changes that
+    bring it there from that version. Each capture has only the groups that it is needed for. Only
+    needed files are read, and all of them are verified before any is returned.
+    :class:`~anabranch.errors.CheckpointError` says which groups do not come to the version.
     ``schema`` is what the reader expects; :class:`~anabranch.errors.SchemaChanged` if the
     checkpoint was written with other columns.
     """
     every = KeyGroups.all(operator.schema.key_groups)
     wanted = every if groups is None else groups & every
+    if version is None:
+        version = max((part.version for part in operator.parts), default=NO_VERSION)
     return [
-        _read(store, part, schema or operator.schema, wanted & of)
-        for part, of in needed(operator.parts)
-        if wanted & of
+        _read(store, part, schema or operator.schema, of)
+        for part, of in leading_to(operator.parts, wanted, version, since=since)
     ]
 
 
@@ -121,7 +128,7 @@ def read_state(
             f"there are {sorted(manifest.operators)}"
         )
     found = manifest.operators[operator]
-    captures = retrieve(store, found, groups=groups)
+    captures = retrieve(store, found, groups=groups, version=manifest.version)
     return state_rows(captures) if captures else state_schema(found.schema).empty_table()
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest
-from anabranch.backup.merging import merge_parts, merge_parts_in_process
+from anabranch.backup.merging import Merging
 from anabranch.backup.parts import back_up, retrieve
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointError, Fenced, Refused, StateError, StateLocked, StateMissing
@@ -41,9 +41,7 @@ from anabranch.nodes.requests import (
 from anabranch.state import capture as rows_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.checkpoint import read
-from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
-from anabranch.state.partition import partition
 from anabranch.state.restore import advance, check, half_made, name_of, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
@@ -123,26 +121,25 @@ class LocalNode:
             with self._alone(deadline, table), _AT_ONCE:
                 StateTable.create(self.clear(table), layout, version=request.version).close()
             return 0
-        captures = self._retrieve(request, layout, request.parts, request.groups, deadline)
-        found = check(layout, captures).version
-        if found != request.version:
-            raise CheckpointError(
-                f"{table} was to be made at version {request.version}, and its parts lead to "
-                f"version {found}"
-            )
+        captures = self._retrieve(request, request.version, deadline)
         with self._alone(deadline, table), _AT_ONCE:
             deadline.check(f"make {table}")
+            check(layout, captures)
             restore(self.clear(table), layout, captures)
         return sum(part.bytes for part in request.parts if part.groups & request.groups)
 
     def _advance(self, request: Advance, deadline: Deadline) -> None:
         table, layout = request.table, request.layout
-        self.path(table)
-        captures = self._retrieve(request, layout, request.parts, request.groups, deadline)
         with self._alone(deadline, table), self._opened(table, layout, deadline) as opened:
+            if _was_advanced(opened, request):
+                return
+        captures = self._retrieve(request, request.upto, deadline, since=request.since)
+        with self._alone(deadline, table), self._opened(table, layout, deadline) as opened:
+            if _was_advanced(opened, request):
+                return
             _bring_to(opened, table, request.since, request.fence)
             deadline.check(f"advance {table}")
-            advance(opened, captures, request.fence)
+            advance(opened, captures, request.groups, request.upto, request.fence)
 
     def _capture(self, request: Capture, deadline: Deadline) -> CaptureFile:
         table = request.table
@@ -198,22 +195,31 @@ class LocalNode:
 
     def _merge(self, request: Merge, deadline: Deadline) -> Part:
         chain = OperatorManifest(request.schema, request.parts)
+        merging = Merging(chain, request.groups, request.version, request.under)
         if self._files is not None:
-            return merge_parts_in_process(self._files, chain, request.under, deadline.wait)
-        return merge_parts(self._backups(request, deadline), chain, request.under)
+            return merging.run_apart(self._files, deadline.wait)
+        return merging.run(self._backups(request, deadline))
 
     def _retrieve(
         self,
-        request: Backed[Any],
-        layout: TableLayout,
-        parts: tuple[Part, ...],
-        groups: KeyGroups,
+        request: Make | Advance,
+        version: Version,
         deadline: Deadline,
+        *,
+        since: Version | None = None,
     ) -> list[rows_of.Capture]:
-        """The rows of some groups that parts hold."""
-        chain = OperatorManifest(CheckpointSchema.of(layout), parts)
-        captures = retrieve(self._backups(request, deadline), chain, groups=groups)
-        return partition(captures, {0: groups})[0]
+        """What brings the groups of a request to a version, from the parts that it names."""
+        chain = OperatorManifest(CheckpointSchema.of(request.layout), request.parts)
+        try:
+            return retrieve(
+                self._backups(request, deadline),
+                chain,
+                groups=request.groups,
+                version=version,
+                since=since,
+            )
+        except CheckpointError as error:
+            raise type(error)(f"{request}: {error}") from error
 
     def _versions(
         self, table: TableName, layout: TableLayout, deadline: Deadline
@@ -262,6 +268,12 @@ class LocalNode:
         return [TableName(name) for name in sorted(names) if _is_table(name)]
 
 
+def _was_advanced(opened: StateTable, request: Advance) -> bool:
+    """Whether the answer to the same request was lost."""
+    at = opened.version if opened.unfinished is None else None
+    return (at, opened.fence) == (request.upto, request.fence)
+
+
 def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int) -> None:
     """Roll a table back if a batch after the version was begun; StateMissing if it is elsewhere."""
     if opened.fence > fence:
@@ -269,7 +281,9 @@ def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int
             f"{table} is at version {opened.version} of attempt {opened.fence}; attempt {fence} "
             f"wanted version {version}, and came too late"
         )
-    if opened.unfinished is not None or opened.version == version + 1:
+    if opened.unfinished is not None:
+        opened.rollback()
+    if opened.version != version and opened.previous == version:
         opened.rollback()
     if opened.version != version:
         raise StateMissing(f"{table} is at version {opened.version}, not {version}")

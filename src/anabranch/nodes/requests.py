@@ -87,9 +87,10 @@ class Backed(Change[A], abstract=True):
 class Make(Backed[int]):
     """Make a table at a version, in place of what may be there under its name.
 
-    It has the state of some groups that parts hold; without parts it is empty. CheckpointError,
-    and nothing is changed, if the parts do not lead to the version. The answer is the number of
-    bytes of the parts.
+    It has the state of some groups that parts hold; without parts it is empty. The groups may take
+    different ways to the version: parts of groups, or for groups, that are not needed are left out.
+    CheckpointError, and nothing is changed, if the parts do not lead all of the groups there. The
+    answer is the number of bytes of the parts.
     """
 
     table: TableName
@@ -107,19 +108,24 @@ class Make(Backed[int]):
 class Advance(Backed[None]):
     """Bring a table from a version to a later one, by the changes of its groups in between.
 
-    StateMissing if the table is not, and cannot be rolled back to, the version ``since``; Fenced
-    if a batch of a later fence has begun. ``fence`` is that of the batches which the changes stand
-    for.
+    The groups may take different ways; CheckpointError, and nothing is changed, if the parts do not
+    lead all of them there. StateMissing if the table is not, and cannot be rolled back to, the
+    version ``since``; Fenced if a batch of a later fence has begun. ``fence`` is that of the
+    batches which the changes stand for. Nothing happens if the table is at the version under this
+    fence already: then it was asked for before.
     """
 
     table: TableName
     layout: TableLayout
     since: Version
+    upto: Version
     groups: KeyGroups
     parts: tuple[Part, ...]
     fence: int
 
     def __post_init__(self) -> None:
+        if self.upto < self.since:
+            raise ValueError(f"'upto' is {self.upto}, which is before version {self.since}")
         _check_groups(self.groups, self.layout.key.key_groups)
         _check_parts(self.parts, self.layout.key.key_groups)
 
@@ -194,13 +200,19 @@ class Store(Backed[Part]):
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(Backed[Part]):
-    """Merge a chain of parts into one, and put that into the backup store under a prefix."""
+    """Merge parts into a full one of some groups at a version, and put that into the backup store.
+
+    CheckpointError if the parts do not lead all of the groups to the version.
+    """
 
     schema: CheckpointSchema
     parts: tuple[Part, ...]
+    groups: KeyGroups
+    version: Version
     under: Prefix
 
     def __post_init__(self) -> None:
+        _check_groups(self.groups, self.schema.key_groups)
         _check_parts(self.parts, self.schema.key_groups)
 
 

@@ -1,12 +1,13 @@
 """Captures that build on one another, judged without their rows.
 
 A *chain* is any number of captures of one operator, by whichever instances: for every key group it
-has a full capture and the captures after it, each of what changed since the one before.
+has a full capture and captures after it. A capture of what changed since a base brings state of any
+version from the base on to its own version, so it follows on every capture between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -54,13 +55,14 @@ def follow(links: Sequence[Link]) -> Chain:
     """
     at = np.full(MAX_KEY_GROUPS, _UNSEEN, np.int64)
     since = at.copy()
-    for link in sorted(links, key=lambda link: link.version):
+    for link in _oldest_first(links):
         mine = np.fromiter(link.groups, np.int64, len(link.groups))
         if link.base is None:
             wrong = at[mine] == link.version
             since[mine] = _FULL
         else:
-            wrong = (at[mine] != link.base) & (at[mine] != _UNSEEN)
+            follows = (link.base <= at[mine]) & (at[mine] < link.version)
+            wrong = ~follows & (at[mine] != _UNSEEN)
             since[mine] = np.where(at[mine] == _UNSEEN, link.base, since[mine])
         if wrong.any():
             raise CheckpointError(
@@ -88,11 +90,59 @@ def needed(links: Sequence[L]) -> list[tuple[L, KeyGroups]]:
 
     A full capture makes those before it needless as far as its groups go.
     """
+    return _without_needless([(link, link.groups) for link in _oldest_first(links)])
+
+
+def leading_to(
+    links: Sequence[L], groups: KeyGroups, version: Version, *, since: Version | None = None
+) -> list[tuple[L, KeyGroups]]:
+    """The captures that bring groups to a version, oldest first, and which of the groups each.
+
+    They start with full captures, or, with ``since``, bring on groups that are at that version. The
+    groups may take different ways. Captures that do not follow on those before, or are later than
+    the version, are left out for the groups of which that is so.
+    :class:`~anabranch.errors.CheckpointError` says which groups do not come to the version.
+    """
+    at = {} if since is None else {since: groups}
+    taken = []
+    for link in _oldest_first(links):
+        if link.version > version:
+            break
+        able = link.groups & groups
+        if link.base is not None:
+            able &= _union(of for v, of in at.items() if link.base <= v < link.version)
+        elif since is not None:
+            continue  # it does not say which rows are gone
+        if able:
+            taken.append((link, able))
+            at = {v: of - able for v, of in at.items()}
+            at[link.version] = at.get(link.version, KeyGroups()) | able
+    if at.get(version, KeyGroups()) != groups:
+        ends = {f"version {v}": of for v, of in sorted(at.items()) if of}
+        ends["no version"] = groups - _union(at.values())
+        raise CheckpointError(
+            "the captures bring "
+            + ", ".join(f"groups {of} to {v}" for v, of in ends.items() if of)
+            + f"; all of groups {groups} are wanted at version {version}"
+        )
+    return _without_needless(taken)
+
+
+def _oldest_first(links: Sequence[L]) -> list[L]:
+    """Of the same version the full ones last: they make the others needless."""
+    return sorted(links, key=lambda link: (link.version, link.base is None))
+
+
+def _without_needless(steps: Sequence[tuple[L, KeyGroups]]) -> list[tuple[L, KeyGroups]]:
     full = KeyGroups()
     kept = []
-    for link in sorted(links, key=lambda link: link.version)[::-1]:
-        if link.groups - full:
-            kept.append((link, link.groups - full))
+    for link, groups in reversed(steps):
+        if groups - full:
+            kept.append((link, groups - full))
         if link.base is None:
-            full |= link.groups
+            full |= groups
     return kept[::-1]
+
+
+def _union(sets: Iterable[KeyGroups]) -> KeyGroups:
+    return KeyGroups(tuple(bounds for each in sets for bounds in each.ranges))

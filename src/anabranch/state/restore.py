@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from anabranch.errors import CheckpointError, SchemaChanged, StateError
 from anabranch.state.capture import Capture, CheckpointSchema, to_values
-from anabranch.state.chains import Chain, follow
+from anabranch.state.chains import Chain, follow, leading_to
+from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyBatch
 from anabranch.state.partition import key_batches, newest_rows
 from anabranch.state.table import StateTable, TableLayout
@@ -78,25 +79,24 @@ def name_of(folder: Path) -> str:
     return name[1 : -len(_RESTORING)] if half else name
 
 
-def advance(table: StateTable, captures: Sequence[Capture], fence: int) -> None:
-    """Bring a table to the version of captures of what changed since the version it is at.
+def advance(
+    table: StateTable, captures: Sequence[Capture], groups: KeyGroups, version: Version, fence: int
+) -> None:
+    """Bring the groups of a table to a version by captures of what changed since.
 
-    The caller holds its lock. The table counts as unchanged since then.
+    The caller holds its lock. The table counts as unchanged since then. It goes there in one step,
+    and can be rolled back to the version that it was at.
+    :class:`~anabranch.errors.CheckpointError`, and nothing is changed, if the captures do not bring
+    all of the groups from the one version to the other.
     """
-    chain = follow(captures)
-    if chain.base != table.version:
-        since = "the beginning" if chain.base is None else f"version {chain.base}"
-        raise CheckpointError(
-            f"the state table in {table.folder} is at version {table.version}, and the captures "
-            f"have the changes since {since}"
-        )
+    since = table.version
+    steps = leading_to(captures, groups, version, since=since)
     _check_columns(table.layout, captures)
-    for version in range(table.version + 1, chain.version):
-        # Versions come one after the other; nothing happened here in these.
-        table.begin(Version(version), fence)
-        table.finish()
-    table.begin(chain.version, fence)
-    for capture in newest_rows(captures, keep_deleted=True):
+    if version == since:
+        return
+    table.begin(version, fence, since=since)
+    chosen = [capture.select(of) for capture, of in steps]
+    for capture in newest_rows(chosen, keep_deleted=True):
         _delete(table, replace(capture, rows=capture.rows.filter(pa.array(capture.deleted()))))
         kept = replace(capture, rows=capture.rows.filter(pa.array(~capture.deleted())))
         _load(table, kept, table.rows)

@@ -135,21 +135,23 @@ class StateTable:
         attempt: int = versions.NO_TASK,
         *,
         track_dirty: bool = True,
+        since: Version | None = None,
     ) -> None:
-        """Start a version, on top of the one before it.
+        """Start a version, on top of the one before it, or of the version ``since``.
 
         ``fence`` is a number that grows with every attempt of a batch, and ``attempt`` one that
         grows with every attempt of a task in it: a lower pair than the table has seen is refused
         with :class:`Fenced`, before anything changes. What a dead attempt left is rolled back, and
         so is a finished version that is begun again; a task that begins its own version again is
-        refused with :class:`Reshaped`. :class:`StateMissing` if the table is then not at
-        ``version - 1``. ``track_dirty=False`` is for tables without incremental checkpoints:
+        refused with :class:`Reshaped`. :class:`StateMissing` if the table is then not at the
+        version to start from. ``track_dirty=False`` is for tables without incremental checkpoints:
         deleted rows are then free at once.
         """
         if self.replaced():
             raise StateMissing(f"the state table in {self.folder} was removed; open it again")
         self._changes = None
-        counters = versions.begin(self._storage, version, fence, attempt)
+        base = version - 1 if since is None else since
+        counters = versions.begin(self._storage, version, base, fence, attempt)
         self._changes = Changes(self._storage, counters, track_dirty=track_dirty)
 
     def finish(self) -> None:

@@ -11,10 +11,11 @@ NO_TASK = -1
 """The task attempt of what begins a version outside of a Spark task."""
 
 
-def begin(storage: Storage, version: int, fence: int, attempt: int) -> Counters:
-    """Start a version; returns the counters to work with.
+def begin(storage: Storage, version: int, base: int, fence: int, attempt: int) -> Counters:
+    """Start a version on top of another one, ``base``; returns the counters to work with.
 
-    A version that did not finish is rolled back first, and so is a finished one that is repeated.
+    A version that did not finish is rolled back first, and so is the last one that did, if that
+    leads to ``base``.
     """
     header = storage.header
     counters = header.load()
@@ -29,11 +30,11 @@ def begin(storage: Storage, version: int, fence: int, attempt: int) -> Counters:
     counters.fence, counters.attempt = fence, attempt
     header.flip(counters)
     counters = recover(storage)
-    if counters.version == version and counters.previous == version - 1:
+    if counters.version != base and counters.previous == base:
         counters = roll_back(storage)
-    if counters.version != version - 1:
+    if counters.version != base:
         raise StateMissing(
-            f"version {version} needs the state of version {version - 1}; the table in "
+            f"version {version} needs the state of version {base}; the table in "
             f"{storage.folder} has {describe(counters)}"
         )
     forget(storage, counters)
