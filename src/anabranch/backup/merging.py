@@ -39,11 +39,12 @@ class Merging:
     groups: KeyGroups
     version: Version
     under: str
+    holders: tuple[str, ...] = ()
 
     def run(self, store: BackupStore) -> Part:
         """Merge them here."""
         captures = retrieve(store, self.chain, groups=self.groups, version=self.version)
-        return back_up(store, merge(captures), under=self.under)
+        return back_up(store, merge(captures), under=self.under, holders=self.holders)
 
     def run_apart(self, files: Files, given_up: Callable[[float], bool]) -> Part:
         """Merge them in another process.

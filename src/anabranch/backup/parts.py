@@ -10,8 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.backup.manifests import Manifest, OperatorManifest, part_name
+from anabranch.backup.peers import peer_name
 from anabranch.backup.store import BackupStore
-from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, DidNotHappen
+from anabranch.errors import (
+    AnabranchError,
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    DidNotHappen,
+    StoreError,
+)
 from anabranch.state import checkpoint
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.chains import leading_to
@@ -22,12 +29,18 @@ from anabranch.units import NO_VERSION, Version
 
 
 def back_up(
-    store: BackupStore, capture: Capture, data: pa.Buffer | None = None, *, under: str = ""
+    store: BackupStore,
+    capture: Capture,
+    data: pa.Buffer | None = None,
+    *,
+    under: str = "",
+    holders: Sequence[str] = (),
 ) -> Part:
     """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
 
     ``data`` is the file of the capture, if it was written already; otherwise it is written to a
-    temporary file. ``under`` is put before its name. All of this can be repeated
+    temporary file. ``under`` is put before its name. With ``holders`` it is written to each of these
+    nodes, of which the store is a :class:`~anabranch.backup.peers.PeerStore`. All can be repeated
     after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
     rows another one.
     """
@@ -38,18 +51,38 @@ def back_up(
     name = under + part_name(
         capture.operator, capture.instance, capture.version, capture.base is None, digest
     )
-    store.put(name, data)
-    return Part(
+    part = Part(
         name,
         capture.operator,
         capture.version,
         capture.base,
         capture.groups,
+        tuple(holders),
         bytes=data.size,
         rows=capture.rows.num_rows,
         checksum=digest,
         instance=capture.instance,
     )
+    for each in copies(part):
+        store.put(each, data)
+    return part
+
+
+def copies(part: Part) -> list[str]:
+    """The names of all copies of a part in its store."""
+    return [peer_name(host, part.name) for host in part.holders] or [part.name]
+
+
+def _copy(store: BackupStore, part: Part) -> pa.Buffer:
+    """The bytes of a part, from the first holder that has them."""
+    failures: list[AnabranchError] = []
+    for name in copies(part):
+        try:
+            return store.get(name)
+        except (CheckpointNotFound, StoreError) as error:
+            failures.append(error)
+    # One that does not answer may have it all the same.
+    raise next((e for e in failures if isinstance(e, StoreError)), failures[0])
 
 
 def _saved(capture: Capture, path: Path) -> pa.Buffer:
@@ -91,7 +124,7 @@ def retrieve(
 
 
 def _read(store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyGroups) -> Capture:
-    data = store.get(part.name)
+    data = _copy(store, part)
     capture = checkpoint.read(data, name=part.name, schema=schema, groups=groups)
     if checkpoint.checksum(data) != part.checksum:
         raise CheckpointCorrupt(

@@ -8,11 +8,11 @@ query, which looks before each write whether it still does; see
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest
-from anabranch.backup.peers import peer_name
+from anabranch.backup.parts import copies
 from anabranch.backup.store import BackupStore
 from anabranch.boot import boot_id
 from anabranch.coordinator import identity, rewind
@@ -24,7 +24,6 @@ from anabranch.protocols.model import Facts, Published, Routed
 from anabranch.protocols.orders import Note, Withdraw
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.state.capture import CheckpointSchema
-from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
@@ -154,7 +153,7 @@ class Ledger:
         for version in sorted(order.versions, reverse=True):
             self._manifests.drop(version)
         for part in order.parts:
-            for name in names_of(part):
+            for name in copies(part):
                 try:
                     self.parts.delete(name)
                 except StoreError as error:
@@ -193,11 +192,6 @@ class Ledger:
     def sweep(self) -> None:
         """Remove checkpoint files of the query that no manifest names."""
         self._manifests.sweep(f"{self.known.query}/")
-
-
-def names_of(part: Part) -> Sequence[str]:
-    """The names of a part's copies in a store."""
-    return [peer_name(host, part.name) for host in part.holders] or [part.name]
 
 
 def offsets_of(manifest: Manifest) -> dict[Version, str]:

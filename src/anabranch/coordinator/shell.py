@@ -142,6 +142,7 @@ class Asking:
             schema=CheckpointSchema.of(self.layouts[each.operator]),
             parts=order.parts,
             groups=order.groups,
+            version=order.version,
             under=requests.Prefix(f"{self.query}/"),
             holders=order.holders,
         )

@@ -32,6 +32,7 @@ from anabranch.nodes.requests import (
     Inspect,
     Make,
     Merge,
+    OperatorName,
     Rename,
     Request,
     Store,
@@ -157,11 +158,12 @@ class LocalNode:
     def _inspect(
         self, request: Inspect, deadline: Deadline
     ) -> dict[TableName, tuple[Version, ...]]:
-        layouts = request.layouts
-        return {
-            table: self._versions(table, layouts[table], deadline) if table in layouts else ()
-            for table in self._tables()
-        }
+        found = {}
+        for table in self._tables():
+            operator = OperatorName(table.partition("/")[0].partition("@")[0])
+            layout = request.layouts.get(table) or request.operators.get(operator)
+            found[table] = () if layout is None else self._versions(table, layout, deadline)
+        return found
 
     def _rename(self, request: Rename, deadline: Deadline) -> None:
         before, after = self.path(request.table), self.path(request.to)
@@ -189,13 +191,16 @@ class LocalNode:
         file = own_capture(self._root, request.file)
         data = _mapped(file)
         store = self._backups(request, deadline)
-        part = back_up(store, read(data, name=str(file)), data, under=request.under)
+        part = back_up(
+            store, read(data, name=str(file)), data, under=request.under, holders=request.holders
+        )
         file.unlink(missing_ok=True)
         return part
 
     def _merge(self, request: Merge, deadline: Deadline) -> Part:
         chain = OperatorManifest(request.schema, request.parts)
-        merging = Merging(chain, request.groups, request.version, request.under)
+        under, holders = request.under, request.holders
+        merging = Merging(chain, request.groups, request.version, under, holders)
         if self._files is not None:
             return merging.run_apart(self._files, deadline.wait)
         return merging.run(self._backups(request, deadline))

@@ -41,7 +41,7 @@ Address = NewType("Address", str)
 VERBS: dict[str, type[Request[Any]]] = {}
 """All requests that there are, by verb."""
 
-_TABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*@[0-9]{1,18}/[0-9]{1,9}")
+_TABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})")
 
 
 class Request(Generic[A]):
@@ -161,7 +161,9 @@ class Inspect(Request[Mapping[TableName, tuple[Version, ...]]]):
     columns, or held by somebody until the deadline, has no version.
     """
 
-    layouts: Mapping[TableName, TableLayout]
+    layouts: Mapping[TableName, TableLayout] = field(default_factory=dict)
+    operators: Mapping[OperatorName, TableLayout] = field(default_factory=dict)
+    """All tables of these operators are looked into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,10 +194,14 @@ class Fetch(Request[pa.Buffer]):
 
 @dataclass(frozen=True, kw_only=True)
 class Store(Backed[Part]):
-    """Put a capture file into the backup store, under a prefix, and remove it."""
+    """Put a capture file into the backup store, under a prefix, and remove it.
+
+    With ``holders`` it is put to each of these nodes.
+    """
 
     file: CaptureFile
     under: Prefix
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +216,7 @@ class Merge(Backed[Part]):
     groups: KeyGroups
     version: Version
     under: Prefix
+    holders: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_groups(self.groups, self.schema.key_groups)
