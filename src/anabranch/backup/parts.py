@@ -39,8 +39,8 @@ def back_up(
     """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
 
     ``data`` is the file of the capture, if it was written already; otherwise it is written to a
-    temporary file. ``under`` is put before its name. With ``holders`` it is written to each of these
-    nodes, of which the store is a :class:`~anabranch.backup.peers.PeerStore`. All can be repeated
+    temporary file. ``under`` is put before its name. With ``holders`` it is written to each of
+    these nodes, whose store is a :class:`~anabranch.backup.peers.PeerStore`. All can be repeated
     after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
     rows another one.
     """

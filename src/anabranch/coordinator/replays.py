@@ -217,7 +217,8 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
         case Stateful() if node is start:
             return frame
         case Transform(before, function):
-            return function(_through(before, start, frame))
+            made: DataFrame = function(_through(before, start, frame))
+            return made
         case _:
             raise StateMissing(f"the rows between {start.name!r} and the next operator are lost")
 

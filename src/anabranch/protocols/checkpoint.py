@@ -55,6 +55,9 @@ class Current:
     """Whether captures are being taken between two batches; the stream waits for them."""
     failure: str | None = None
     publishing: bool = False
+    since: int = 0
+    bytes: int = 0
+    """Of the parts that are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
     commands = mine.commands if operators == set(turn.query.operators) else ()
     _change(
         turn,
-        current=Current(version, commands),
+        current=Current(version, commands, since=turn.query.now),
         wanted=mine.wanted - operators,
         commands=() if commands else mine.commands,
     )
@@ -178,7 +181,7 @@ def look(turn: Turn) -> None:
         return
     _change(
         turn,
-        current=Current(query.committed, mine.commands, at_rest=True),
+        current=Current(query.committed, mine.commands, at_rest=True, since=query.now),
         wanted=frozenset(),
         commands=(),
     )
@@ -200,6 +203,9 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             _store(turn, captured)
         case Store(captured), Done(answer=Part() as part):
             turn.add_part(part)
+            current = _mine(turn.query).current
+            if current is not None:
+                _change(turn, current=replace(current, bytes=current.bytes + part.bytes))
         case Store(captured), Failed(reason=reason):
             if captured.node in turn.query.nodes:
                 turn.send(Drop(captured.node, files=(captured.file,)))
@@ -270,6 +276,7 @@ def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     match waiting.order, event:
         case Merge(), Done(answer=Part() as part):
             turn.add_part(part)
+            turn.tell("merge", operator=part.operator, version=part.version, bytes=part.bytes)
         case Merge(slice), Failed(reason=reason):
             # A chain that cannot be merged must not grow any more.
             if slice.id in turn.query.slices:
@@ -342,8 +349,14 @@ def _go_on(turn: Turn) -> None:
     pause = query.now + min(failures, _LONGEST_PAUSE) * SECOND
     _change(turn, current=None, failures=failures, not_before=pause)
     turn.send(Wake(pause))
+    seconds = (query.now - current.since) / SECOND
+    if current.failure is None:
+        turn.tell("checkpoint", seconds=seconds, version=current.version, bytes=current.bytes)
+    else:
+        turn.tell(
+            "checkpoint failed", seconds=seconds, version=current.version, reason=current.failure
+        )
     if current.failure is not None:
-        turn.tell("checkpoint failed", version=current.version, reason=current.failure)
         if failures > query.policies.tolerate:
             turn.stop(f"{failures} checkpoints in a row failed: {current.failure}")
     for command in current.commands:

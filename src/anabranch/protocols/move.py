@@ -501,14 +501,26 @@ def _switch(turn: Turn, moving: Move) -> None:
     turn.remove(frozenset(emptied))
     turn.put(*(replace(each, role=Role.SERVING) for each in moving.targets))
     turn.arrange({**query.routed, moving.operator: moving.after})
-    turn.tell("moved", operator=moving.operator, slices=[each.id for each in moving.targets])
+    assert moving.before is not None
+    turn.tell(
+        "scale",
+        seconds=(query.now - moving.since) / SECOND,
+        operator=moving.operator,
+        before=moving.before.routing.instances,
+        after=moving.after.routing.instances,
+        slices=[each.id for each in moving.targets],
+        bytes=sum(part.bytes for part in moving.parts),
+        attempts=moving.attempts,
+        batches=query.committed - moving.begun,
+        pause=(query.now - moving.phase_since) / SECOND,
+    )
     _end(turn, moving, None)
     checkpoint.review(turn)
 
 
 def _again(turn: Turn, moving: Move, reason: str) -> None:
     """Begin a move again, from what is known now; after some attempts, leave it."""
-    turn.tell("move failed", operator=moving.operator, attempt=moving.attempts, reason=reason)
+    turn.tell("scale failed", operator=moving.operator, attempt=moving.attempts, reason=reason)
     _clear(turn, moving)
     if moving.attempts >= _ATTEMPTS:
         _end(turn, moving, reason)

@@ -34,7 +34,7 @@ def remove(turn: Turn, host: Host) -> None:
     left = {name: node for name, node in query.nodes.items() if name != host}
     gone = {each.id for each in serving(query.slices.values()) if each.node == host}
     turn.change(nodes=left, suspects=query.suspects | gone)
-    turn.tell("node lost", host=host, slices=sorted(gone))
+    turn.tell("failure", host=host, slices=sorted(gone))
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
@@ -88,6 +88,7 @@ def ask_for_more(turn: Turn) -> None:
     if total != query.asked_nodes:
         turn.change(asked_nodes=total)
         if total:
+            turn.tell("pool short", nodes=len(query.nodes), missing=missing)
             turn.send(AskNodes(total))
 
 

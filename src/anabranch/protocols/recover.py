@@ -241,13 +241,6 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
             routed=routed,
         )
     )
-    turn.tell(
-        "recovering",
-        lost=[each.id for each in lost],
-        on=sorted({each.node for each in made}),
-        versions=versions,
-        batches=query.committed - min(versions.values()),
-    )
     for each in made:
         usable = query.usable(each.operator, query.ready)
         inventory = query.inventory[each.operator]
@@ -290,16 +283,32 @@ def _switch(turn: Turn) -> None:
     """The new slices serve from now on."""
     query, recovery = turn.query, turn.query.recovery
     assert recovery is not None
-    turn.remove(recovery.lost)
     serve = [
         replace(each, role=Role.SERVING, version=query.committed, base=each.version)
         for each in recovery.made
     ]
     turn.put(*serve)
+    turn.remove(recovery.lost)
     turn.change(recovery=None)
     turn.arrange(recovery.routed)
-    turn.tell("recovered", slices=[each.id for each in serve], seconds=query.now - recovery.since)
+    restored = min((each.version for each in recovery.made), default=query.committed)
+    turn.tell(
+        "recovery",
+        seconds=(query.now - recovery.since) / SECOND,
+        lost=_instances(query, recovery.lost),
+        slices=[each.id for each in serve],
+        restored=restored,
+        replayed=query.committed - restored,
+    )
     checkpoint.review(turn)
+
+
+def _instances(query: Query, slices: frozenset[SliceId]) -> dict[str, list[int]]:
+    """The instances of each operator that slices belong to."""
+    found: dict[str, set[int]] = {}
+    for each in (query.slices[i] for i in slices if i in query.slices):
+        found.setdefault(each.operator, set()).add(each.instance)
+    return {name: sorted(instances) for name, instances in found.items()}
 
 
 def _go_back(turn: Turn) -> None:

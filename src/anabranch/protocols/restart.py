@@ -277,6 +277,7 @@ def _made(turn: Turn) -> None:
     if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
         return
     if not restart.trusted:
+        turn.tell("power failure", restored=restart.start)
         # Nothing later counts, and results of later batches are taken back.
         restart = replace(restart, target=restart.start)
         turn.change(restart=restart, delivered=restart.start)
