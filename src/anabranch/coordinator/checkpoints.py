@@ -23,11 +23,18 @@ from anabranch.errors import AnabranchError, StateFull
 from anabranch.priority import thread_gives_way
 from anabranch.state.capture import CheckpointSchema
 from anabranch.units import NO_VERSION, Version
-from anabranch.worker.task import CaptureOrder
 
 T = TypeVar("T")
 
 _log = logging.getLogger("anabranch")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A checkpoint to be captured with the next batch."""
+
+    base: Version | None
+    """The version on which it builds; None: it has all rows."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class Checkpoints:
         """Take a checkpoint with the next batch, whatever the policy says."""
         self._forced = True
 
-    def order(self) -> CaptureOrder | None:
+    def order(self) -> Wanted | None:
         """What the next batch is to capture, if anything."""
         if self._waiting:
             return None
@@ -121,7 +128,7 @@ class Checkpoints:
             return None
         self._ordered = now
         whole = kind == "full" or not self.policy.tracks_changes or self.failure is not None
-        return CaptureOrder(None if whole else self._base)
+        return Wanted(None if whole else self._base)
 
     def committed(self, taken: Taken | None) -> None:
         """A batch is committed; store what it captured, if it was asked to."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.checkpointing.policy import Never
-from anabranch.coordinator.checkpoints import Checkpoints, Taken
+from anabranch.coordinator.checkpoints import Checkpoints, Taken, Wanted
 from anabranch.coordinator.cluster import Cluster
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog
 from anabranch.coordinator.events import Events
@@ -43,7 +43,8 @@ from anabranch.state.groups import Routing
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version, microseconds
 from anabranch.worker.reports import Report, Reports
-from anabranch.worker.task import CaptureOrder, OperatorTask
+from anabranch.worker.slices import CaptureOrder, SliceOrder
+from anabranch.worker.task import OperatorTask
 
 T = TypeVar("T")
 
@@ -220,7 +221,7 @@ class Coordinator:
 
     def _tried(
         self, frame: DataFrame, version: Version
-    ) -> tuple[dict[tuple[str, int], Report], CaptureOrder | None, int]:
+    ) -> tuple[dict[tuple[str, int], Report], Wanted | None, int]:
         """Run a batch until it succeeds: a lost worker process costs an attempt, not the query.
 
         Returns what the instances reported, what they were told to capture, and the attempts.
@@ -367,7 +368,7 @@ class Coordinator:
                     step.buffer.trim()
 
     def _steps(
-        self, version: Version, batch_time: int, order: CaptureOrder | None
+        self, version: Version, batch_time: int, order: Wanted | None
     ) -> dict[Stateful, Step]:
         watermarks = self.running.committed.watermarks
         fence = self.running.next_fence()
@@ -382,18 +383,16 @@ class Coordinator:
                     output=bound.output,
                     side=bound.input if bound.side else None,
                     root=self.running.root,
-                    tables=self.running.tables.folder(bound.name, self.running.routing[bound.name]),
                     version=version,
                     fence=fence,
                     watermark=watermarks.of(bound.name, bound.operator),
                     batch_time=batch_time,
                     track_changes=self.running.checkpoints.policy.tracks_changes,
-                    groups=self.running.routing[bound.name].owners,
+                    slices=self._slices(bound.name, order),
                     instances=tuple(range(self.running.routing[bound.name].instances)),
                     hosts=()
                     if self.running.cluster is None
                     else self.running.tables.placement[bound.name],
-                    capture=order,
                     packing=packing_of(bound) if bound.packed else None,
                     ordered=bound.ordered,
                 ),
@@ -401,6 +400,20 @@ class Coordinator:
             )
             for node, bound in self.running.bounds.items()
         }
+
+    def _slices(self, name: str, order: Wanted | None) -> tuple[tuple[SliceOrder, ...], ...]:
+        """One slice for each instance of an operator."""
+        running = self.running
+        return tuple(
+            (
+                SliceOrder(
+                    running.tables.name(name, running.routing[name], instance),
+                    owned,
+                    capture=None if order is None else CaptureOrder(owned, order.base),
+                ),
+            )
+            for instance, owned in enumerate(running.routing[name].owners)
+        )
 
     def _complete(
         self, version: Version, frames: Frames, jobs: Jobs
@@ -443,9 +456,7 @@ class Coordinator:
             _log.info("The results of %s are computed before they are handed on.", names)
         return bool(new)
 
-    def _commit(
-        self, version: Version, reports: Iterable[Report], order: CaptureOrder | None
-    ) -> None:
+    def _commit(self, version: Version, reports: Iterable[Report], order: Wanted | None) -> None:
         delivery = Delivery(self.running.query, version, self._first)
         for output in self.running.plan.outputs:
             sink: Sink = output.sink
@@ -454,7 +465,8 @@ class Coordinator:
         self.running.commits.append(commit)
         self.running.committed = commit
         taken = _taken(commit, order, reports)
-        failed = [report.not_captured for report in reports if report.not_captured is not None]
+        slices = [each for report in reports for each in report.slices]
+        failed = [each.not_captured for each in slices if each.not_captured is not None]
         if failed and taken is not None:
             self.running.checkpoints.committed(None)
             self.running.checkpoints.skipped(taken, failed[0])
@@ -494,11 +506,12 @@ def _pause(attempt: int) -> float:
     return min(_LONGEST_PAUSE, _PAUSE * float(2**attempt))
 
 
-def _taken(commit: Commit, order: CaptureOrder | None, reports: Iterable[Report]) -> Taken | None:
+def _taken(commit: Commit, order: Wanted | None, reports: Iterable[Report]) -> Taken | None:
     if order is None:
         return None
     files: dict[str, dict[int, str]] = {}
     for report in reports:
-        if report.captured is not None:
-            files.setdefault(report.operator, {})[report.instance] = report.captured
+        for each in report.slices:
+            if each.captured is not None:
+                files.setdefault(report.operator, {})[report.instance] = each.captured
     return Taken(commit, files)

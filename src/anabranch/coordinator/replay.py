@@ -25,6 +25,7 @@ from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 from anabranch.worker.packing import VERSION, versioned
 from anabranch.worker.reports import Reports
+from anabranch.worker.slices import SliceOrder
 from anabranch.worker.steps import run_all
 
 _AT_ONCE = 32
@@ -81,6 +82,10 @@ class Replay:
         """The rows that an operator makes of these batches, each with its version."""
         router, chosen = self.routers[node], self.instances[node.name]
         hosts = tuple(self.tables.placement[node.name][i] for i in chosen)
+        slices = tuple(
+            (SliceOrder(self.tables.name(node.name, router.routing, i), router.routing.owners[i]),)
+            for i in chosen
+        )
         frames, tasks = [], []
         for version in versions:
             step = self._step(node, version)
@@ -89,12 +94,10 @@ class Replay:
             tasks.append(
                 replace(
                     step.task,
-                    tables=self.tables.folder(node.name, router.routing),
-                    groups=router.routing.owners,
+                    slices=slices,
                     fence=self.fence,
                     instances=tuple(chosen),
                     hosts=hosts,
-                    capture=None,
                 )
             )
         rows = router.addressed(reduce(DataFrame.unionByName, frames), chosen)
