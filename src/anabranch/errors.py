@@ -25,6 +25,14 @@
     └── ClusterFailed                    a local cluster does not do what it was asked
 """
 
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_MISSING_TABLES = re.compile(r"\[missing tables: ([^\]]*)\]")
+"""In a message, as nothing else of an error in a task comes through Spark."""
+
 
 class AnabranchError(Exception):
     """The base of every error in this module."""
@@ -40,6 +48,17 @@ class StateError(AnabranchError):
 
 class StateMissing(StateError):
     """The table is not there, or not at the version that the batch needs."""
+
+    @classmethod
+    def of(cls, message: str, tables: Iterable[str]) -> StateMissing:
+        """The error that names the tables of a node that are missing."""
+        return cls(f"{message} [missing tables: {', '.join(tables)}]")
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The missing tables, where the message names them, as that of a task does."""
+        found = _MISSING_TABLES.search(str(self))
+        return tuple(found[1].split(", ")) if found else ()
 
 
 class StateLocked(StateError):

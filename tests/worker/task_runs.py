@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.local import TABLES
+from anabranch.nodes.requests import TableName
 from anabranch.operators.context import Context
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
@@ -27,7 +30,8 @@ from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
 from anabranch.worker.reports import Report, Reports
-from anabranch.worker.task import CaptureOrder, OperatorTask
+from anabranch.worker.slices import CaptureOrder, SliceOrder
+from anabranch.worker.task import OperatorTask
 
 # Workers do not have this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -43,6 +47,13 @@ class Counting(Operator):
         state.add("n", at, 1)
         state.set("text", at, ["some text"] * len(at))
         return rows
+
+
+@dataclass(frozen=True)
+class Captured:
+    """That all slices are to be captured."""
+
+    base: Version | None
 
 
 class Mailbox:
@@ -65,32 +76,50 @@ class Running:
         instances: int,
         groups: int = 16,
         name: str = "op",
+        slices: int = 1,
     ) -> None:
-        self.spark, self.name = spark, name
+        self.spark, self.name, self.slices = spark, name, slices
         self.routing = Routing.even(groups, instances)
         self.root = StateRoot("0123456789ab", str(folder))
         key = pa.field("id", pa.int64(), nullable=False)
         self.layout = TableLayout(KeyLayout([key], (), groups), Counting.state)
         self.reports: Any = Mailbox() if spark is None else Reports(spark.sparkContext)
-        for instance in range(instances):
-            StateTable.create(self.table(instance), self.layout).close()
+        for order in chain(*self.orders()):
+            StateTable.create(self.folder(order), self.layout).close()
 
-    def table(self, instance: int) -> Path:
-        return self.root.path() / TABLES / f"{self.name}@1" / str(instance)
+    def orders(
+        self, capture: Captured | None = None, owners: tuple[KeyGroups, ...] = ()
+    ) -> tuple[tuple[SliceOrder, ...], ...]:
+        """What each instance is told of its slices: ``self.slices`` equal parts of its groups."""
+        found = []
+        for instance, owned in enumerate(owners or self.routing.owners):
+            groups = list(owned)
+            cuts = [len(groups) * i // self.slices for i in range(self.slices + 1)]
+            orders = []
+            for number, (start, stop) in enumerate(pairwise(cuts)):
+                name = f"{self.name}@1/{instance * self.slices + number}"
+                part = KeyGroups.of(groups[start:stop])
+                wanted = None if capture is None else CaptureOrder(part, capture.base)
+                orders.append(SliceOrder(TableName(name), part, capture=wanted))
+            found.append(tuple(orders))
+        return tuple(found)
+
+    def folder(self, order: SliceOrder) -> Path:
+        return self.root.path() / TABLES / order.table
 
     def batch(
         self,
         ids: Sequence[int],
         version: int,
         fence: int,
-        order: CaptureOrder | None = None,
+        capture: Captured | None = None,
         owners: tuple[KeyGroups, ...] = (),
     ) -> DataFrame:
         """The operator's result of a batch, not computed yet.
 
         ``owners`` are the groups that the instances take for theirs, if not those that are sent.
         """
-        task = self.task(version, fence, order, owners)
+        task = self.task(version, fence, capture, owners)
         assert self.spark is not None
         frame = self.spark.createDataFrame([(i,) for i in ids], "id long")
         router = Router(KeyHash(frame.schema, ["id"]), self.routing, ordered=False)
@@ -100,7 +129,7 @@ class Running:
         self,
         version: int,
         fence: int,
-        order: CaptureOrder | None = None,
+        capture: Captured | None = None,
         owners: tuple[KeyGroups, ...] = (),
     ) -> OperatorTask:
         return OperatorTask(
@@ -111,16 +140,14 @@ class Running:
             output=pa.schema([pa.field("id", pa.int64())]),
             side=None,
             root=self.root,
-            tables=f"{self.name}@1",
             version=Version(version),
             fence=fence,
             watermark=None,
             batch_time=0,
             track_changes=True,
-            groups=owners or self.routing.owners,
+            slices=self.orders(capture, owners),
             instances=tuple(range(self.routing.instances)),
             hosts=(),
-            capture=order,
         )
 
     def run_here(self, task: OperatorTask, ids: Sequence[int], attempt: int) -> Report:
@@ -139,8 +166,8 @@ class Running:
     def counts(self) -> dict[int, int]:
         """What is in the tables."""
         found: dict[int, int] = {}
-        for instance in range(self.routing.instances):
-            table = StateTable.open(self.table(instance), self.layout)
+        for order in chain(*self.orders()):
+            table = StateTable.open(self.folder(order), self.layout)
             rows = table.live()
             keys: list[Any] = table.keys(rows)[0].to_pylist()
             found |= dict(zip(keys, table.get("n", rows).tolist(), strict=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from task_runs import Running
+from task_runs import Captured, Running
 
 from anabranch.backup.files import Files
 from anabranch.errors import Refused, StateFull
@@ -16,7 +16,7 @@ from anabranch.nodes import Deadline, Fence, Node, Secret, Vault
 from anabranch.nodes.captures import CAPTURES, OF, capture_folders, spilled
 from anabranch.nodes.claims import ALIVE, try_alone
 from anabranch.nodes.folders import BACKUPS
-from anabranch.nodes.local import LocalNode
+from anabranch.nodes.local import TABLES, LocalNode
 from anabranch.nodes.requests import (
     Capture,
     CaptureFile,
@@ -36,7 +36,6 @@ from anabranch.state import checkpoint
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import Version
-from anabranch.worker.task import CaptureOrder
 
 EPOCH = Epoch(1)
 ROWS = 16_000
@@ -91,7 +90,7 @@ def fetch(node: Node, file: Path) -> bytes:
 
 
 def test_the_copy_is_put_beside_the_tables(running: Running) -> None:
-    report = running.run_here(running.task(1, 2, CaptureOrder(None)), [1], 1)
+    (report,) = running.run_here(running.task(1, 2, Captured(None)), [1], 1).slices
     assert report.captured is not None
     assert Path(report.captured).parent == running.root.path() / CAPTURES
     assert read(report.captured).rows.num_rows == ROWS
@@ -100,7 +99,7 @@ def test_the_copy_is_put_beside_the_tables(running: Running) -> None:
 
 def test_the_copy_is_put_on_a_disk(running: Running, small_disk: Path) -> None:
     fill(small_disk, leave=400_000)
-    report = running.run_here(running.task(1, 2, CaptureOrder(None)), [1], 1)
+    (report,) = running.run_here(running.task(1, 2, Captured(None)), [1], 1).slices
     assert report.captured is not None
     assert Path(report.captured).parent == spilled(running.root.path())
     assert Path(report.captured).parent.stat().st_mode & 0o777 == 0o700
@@ -114,7 +113,7 @@ def test_a_batch_goes_on_without_its_checkpoint(running: Running, small_disk: Pa
     filler = fill(small_disk, leave=400_000)
     spilled(running.root.path()).parent.mkdir(parents=True)
     spilled(running.root.path()).write_text("in the way")
-    report = running.run_here(running.task(1, 2, CaptureOrder(None)), [1], 1)
+    (report,) = running.run_here(running.task(1, 2, Captured(None)), [1], 1).slices
     assert report.captured is None
     assert report.not_captured is not None
     assert "no room for a copy of the state of op, instance 0, at version 1" in report.not_captured
@@ -124,16 +123,16 @@ def test_a_batch_goes_on_without_its_checkpoint(running: Running, small_disk: Pa
 
     # What changed since the last checkpoint is still known as such.
     filler.unlink()
-    report = running.run_here(running.task(2, 3, CaptureOrder(None)), [2], 2)
+    (report,) = running.run_here(running.task(2, 3, Captured(None)), [2], 2).slices
     assert report.captured is not None
-    report = running.run_here(running.task(3, 4, CaptureOrder(Version(2))), [3], 3)
+    (report,) = running.run_here(running.task(3, 4, Captured(Version(2))), [3], 3).slices
     assert report.captured is not None
     assert read(report.captured).base == 2
     filler = fill(small_disk, leave=0)
-    report = running.run_here(running.task(4, 5, CaptureOrder(Version(3))), [4], 4)
+    (report,) = running.run_here(running.task(4, 5, Captured(Version(3))), [4], 4).slices
     assert report.captured is None
     filler.unlink()
-    report = running.run_here(running.task(5, 6, CaptureOrder(Version(3))), [5], 5)
+    (report,) = running.run_here(running.task(5, 6, Captured(Version(3))), [5], 5).slices
     assert report.captured is not None
     assert sorted(read(report.captured).rows.column("id").to_pylist()) == [4, 5]
 
@@ -183,7 +182,7 @@ def test_a_table_that_has_no_room_leaves_nothing(
                 make_table("op@3/0")
         filler.unlink()
         assert sorted(files(small_disk)) == before
-        assert not (running.table(0).parent.parent / "op@2" / ".0.restoring").exists()
+        assert not (running.root.path() / TABLES / "op@2" / ".0.restoring").exists()
     make_table("op@2/0", part)
     table = TableName("op@2/0")
     assert node.ask(Inspect(layouts={table: running.layout}), Deadline(60))[table] == (0,)

@@ -8,7 +8,29 @@ from dataclasses import dataclass
 from pyspark import AccumulatorParam, SparkContext
 from pyspark.accumulators import Accumulator
 
+from anabranch.nodes.requests import TableName
 from anabranch.units import Version
+
+
+@dataclass(frozen=True)
+class SliceReport:
+    """What a task says of one slice after a batch."""
+
+    table: TableName
+    rows: int
+    """The rows of the batch that it has taken."""
+    state_rows: int
+    state_bytes: int
+    changed: int
+    """The rows of state changed or deleted since the last clean capture before this batch."""
+    captured: str | None = None
+    """The file on the node with what was captured, if that was asked for."""
+    base: Version | None = None
+    """The version since which the changes were captured; None for all rows."""
+    not_captured: str | None = None
+    """Why nothing was captured though that was asked for."""
+    left_to_shed: int = 0
+    """The rows of groups that have left the slice which are still in its table."""
 
 
 @dataclass(frozen=True)
@@ -19,21 +41,30 @@ class Report:
     instance: int
     version: Version
     fence: int
-    rows: int
-    state_rows: int
-    state_bytes: int
+    slices: tuple[SliceReport, ...]
     seconds: float
     cpu_seconds: float
     queued: float
     """Seconds from the planning of the batch until the instance began with it."""
     times: tuple[int | None, ...]
     """The latest event time seen on each input, in microseconds, for the watermark."""
-    captured: str | None = None
-    """Where the checkpoint taken with this batch lies, if one was asked for."""
     attempt: int = 0
     """Spark's number of the task attempt; it grows within an attempt of the batch."""
-    not_captured: str | None = None
-    """Why there is no checkpoint though one was asked for."""
+
+    @property
+    def rows(self) -> int:
+        """The rows of the batch that the instance has taken."""
+        return sum(each.rows for each in self.slices)
+
+    @property
+    def state_rows(self) -> int:
+        """How many rows of state there are after the batch."""
+        return sum(each.state_rows for each in self.slices)
+
+    @property
+    def state_bytes(self) -> int:
+        """How much memory they take."""
+        return sum(each.state_bytes for each in self.slices)
 
 
 class _Concatenate(AccumulatorParam[list[Report]]):

@@ -12,42 +12,38 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from anabranch.errors import Misplaced, Reshaped, StateFull
-from anabranch.nodes.captures import write_capture
+from anabranch.errors import Misplaced, Reshaped
 from anabranch.nodes.folders import StateRoot
-from anabranch.nodes.local import TABLES
 from anabranch.operators.context import Context
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
-from anabranch.state.capture import capture
 from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.hashing import hash_keys
-from anabranch.state.table import StateTable, TableLayout
+from anabranch.state.table import TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
 from anabranch.worker.end_marks import watch
 from anabranch.worker.here import executor
-from anabranch.worker.open_tables import OpenTables
 from anabranch.worker.packing import TARGET, Packing
 from anabranch.worker.reports import Report, Reports
+from anabranch.worker.slices import (
+    Attempt,
+    Division,
+    Slice,
+    SliceOrder,
+    begun,
+    by_lowest_group,
+    end,
+    groups_of,
+)
 
 HASH = "__hash"
 SEQUENCE = "__seq"
 LATE = "__late"
-_SLICE = 131_072
-_PIECE_ROWS, _PIECE_BYTES = 65_536, 1 << 24
-_LOCK_SECONDS = 60.0
-
-_open = OpenTables()
+_MOST_AT_ONCE = 131_072
+"""So many rows are handed to Spark at a time."""
 
 watch()
-
-
-@dataclass(frozen=True)
-class CaptureOrder:
-    """That a checkpoint is to be taken with this batch, and on top of which version."""
-
-    base: Version | None
 
 
 @dataclass(frozen=True)
@@ -61,20 +57,17 @@ class OperatorTask:
     output: pa.Schema
     side: pa.Schema | None
     root: StateRoot
-    tables: str
-    """The folder of the operator's tables below that of the query."""
     version: Version
     fence: int
     watermark: int | None
     batch_time: int
     track_changes: bool
-    groups: tuple[KeyGroups, ...]
-    """The key groups of each instance."""
+    slices: tuple[tuple[SliceOrder, ...], ...]
+    """The slices that each partition runs: those of its instance."""
     instances: tuple[int, ...]
     """The instance of each partition."""
     hosts: tuple[str, ...]
     """The node of each partition; empty where the driver runs the tasks itself."""
-    capture: CaptureOrder | None = None
     packing: Packing | None = None
     """How rows come packed, if they do."""
     ordered: bool = False
@@ -89,44 +82,54 @@ class OperatorTask:
         queued = max(0.0, time.time() - self.batch_time / 1e6)
         instance = self._instance(partition)
         root = self._root(partition)
-        owned = self._owned(instance)
-        table = _open.get(root / TABLES / self.tables / str(instance), self.layout)
+        orders = by_lowest_group(self.slices[partition])
+        division = Division(orders, self.layout.key.key_groups)
+        whole = self.operator.whole_batch
         if self.packing is not None:
             batches = self.packing.unpacked(batches, ordered=self.ordered)
-        taken = 0
         times: list[int | None] = [None] * len(self.operator.event_times)
-        with table.lock(_LOCK_SECONDS):
-            table.begin(self.version, self.fence, attempt, track_dirty=self.track_changes)
-            state = State(table, self.keys)
-            context = Context(self.version, instance, self.keys, self.watermark, self.batch_time)
-            for batch in self._chunks(batches):
-                rows = self._rows(batch)
-                self._check_owned(owned, rows, instance)
-                taken += len(rows)
+        by = Attempt(self.version, self.fence, attempt, self.track_changes)
+        with begun(orders, root, self.layout, by) as tables:
+            slices = [
+                Slice(order, table, State(table, self.keys), self._context(instance))
+                for order, table in zip(orders, tables, strict=True)
+            ]
+            for window in division.windows(batches, whole=whole):
+                rows = self._rows(window)
+                numbers = self._numbers(division, rows, partition)
                 times = self._latest(rows, times)
-                yield from self._emit(self.operator.process(rows, state, context))
-                yield from self._emit_side(context)
-            yield from self._emit(self.operator.finish(state, context))
-            yield from self._emit_side(context)
-            captured, why_not = self._capture(table, instance, root)
-            table.finish()
+                for number, part in division.divided(rows, numbers, whole=whole):
+                    to = slices[number]
+                    to.rows += len(part)
+                    yield from self._emit(self.operator.process(part, to.state, to.context))
+                    yield from self._emit_side(to.context)
+            for each in slices:
+                yield from self._emit(self.operator.finish(each.state, each.context))
+                yield from self._emit_side(each.context)
+            ended = end(slices, self.name, root)
+            for table in tables:
+                table.finish()
             report = Report(
                 self.name,
                 instance,
                 self.version,
                 self.fence,
-                taken,
-                table.count,
-                table.bytes,
+                ended,
                 time.perf_counter() - started,
                 time.process_time() - cpu,
                 queued,
                 tuple(times),
-                captured,
                 attempt,
-                why_not,
             )
         reports.send(report)
+
+    @property
+    def groups(self) -> tuple[KeyGroups, ...]:
+        """The key groups of each partition."""
+        return tuple(groups_of(orders) for orders in self.slices)
+
+    def _context(self, instance: int) -> Context:
+        return Context(self.version, instance, self.keys, self.watermark, self.batch_time)
 
     def _instance(self, partition: int) -> int:
         """The instance that a partition is of."""
@@ -138,36 +141,20 @@ class OperatorTask:
             )
         return self.instances[partition]
 
-    def _owned(self, instance: int) -> npt.NDArray[np.bool_]:
-        """Which of all key groups are the instance's."""
-        return self.groups[instance].mask(np.arange(self.layout.key.key_groups))
-
-    def _check_owned(self, owned: npt.NDArray[np.bool_], rows: Rows, instance: int) -> None:
+    def _numbers(self, division: Division, rows: Rows, partition: int) -> npt.NDArray[np.int16]:
+        """The number of the slice that each row is of."""
         assert rows.hashes is not None
-        groups = group_of(rows.hashes, len(owned))
-        if not owned[groups].all():
-            other = int(groups[~owned[groups]][0])
+        groups = group_of(rows.hashes, self.layout.key.key_groups)
+        numbers = division.numbers(groups)
+        if numbers.min() < 0:
+            other = int(groups[numbers < 0][0])
             raise Reshaped(
-                f"{self.name}, instance {instance}, has the key groups {self.groups[instance]}, "
-                f"and rows of group {other} came to it: the operator's partitions were merged or "
-                "shifted before they were computed, as by coalesce(), union() or a join. Keep the "
-                "operator's result with persist() first"
+                f"{self.name}, instance {self.instances[partition]}, has the key groups "
+                f"{self.groups[partition]}, and rows of group {other} came to it: the operator's "
+                "partitions were merged or shifted before they were computed, as by coalesce(), "
+                "union() or a join. Keep the operator's result with persist() first"
             )
-
-    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches that came, in pieces of a size that is worth the operator's while."""
-        whole = self.operator.whole_batch
-        parts: list[pa.RecordBatch] = []
-        rows = size = 0
-        for batch in batches:
-            if batch.num_rows:
-                parts.append(batch)
-                rows, size = rows + batch.num_rows, size + batch.nbytes
-            if (rows >= _PIECE_ROWS or size >= _PIECE_BYTES) and not whole:
-                yield _joined(parts)
-                parts, rows, size = [], 0, 0
-        if parts:
-            yield _joined(parts)
+        return numbers
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
         names = [name for name in batch.schema.names if name not in (HASH, SEQUENCE, TARGET)]
@@ -218,25 +205,6 @@ class OperatorTask:
             )
         return self.root.path(here)
 
-    def _capture(
-        self, table: StateTable, instance: int, root: Path
-    ) -> tuple[str | None, str | None]:
-        """The file of the checkpoint that was asked for, or why there is none."""
-        if self.capture is None:
-            return None, None
-        owned, base = self.groups[instance], self.capture.base
-        if base is not None and 2 * table.dirty_count > table.count:
-            # All rows take hardly longer than most of them, and spare the reader a chain.
-            base = None
-        taken = capture(table, self.name, instance, groups=owned, base=base)
-        try:
-            path = write_capture(taken, root, f"{self.name}-{self.version}-{instance}.arrow")
-        except StateFull as error:
-            # The rows stay marked as changed, and the batch goes on without the checkpoint.
-            return None, str(error)
-        table.mark_clean()
-        return str(path), None
-
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, operator: str) -> pa.RecordBatch:
     """The batch with exactly the columns and types that were promised for it."""
@@ -252,10 +220,6 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, operator: str) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-
-
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for start in range(0, batch.num_rows, _SLICE):
-        yield batch.slice(start, _SLICE)
+    for start in range(0, batch.num_rows, _MOST_AT_ONCE):
+        yield batch.slice(start, _MOST_AT_ONCE)
