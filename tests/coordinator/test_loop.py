@@ -53,7 +53,7 @@ def started(loop: Loop) -> FakeHands:
     loop.begin(hands)
     loop.tell(Started(Facts({"op": Routed(Routing.even(8, 2), ())})))
     loop.tell(NodeCame("a"))
-    assert loop.wait_for(lambda q: q.restart is None, SECONDS) is not None
+    assert loop.wait_for(lambda q: q.settled, SECONDS) is not None
     return hands
 
 

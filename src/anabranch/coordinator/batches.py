@@ -49,7 +49,8 @@ from anabranch.spark.sinks.sink import Delivery, Replaceable
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version
 from anabranch.worker.reports import Report, Reports
-from anabranch.worker.task import CaptureOrder, OperatorTask, SliceOrder
+from anabranch.worker.slices import CaptureOrder, SliceOrder
+from anabranch.worker.task import OperatorTask
 
 _log = logging.getLogger("anabranch")
 _RECENT = 100
@@ -483,7 +484,7 @@ def slice_order(each: Slice, wanted: CaptureWanted | None) -> SliceOrder:
     """What a task is told of a slice."""
     capture = None
     if wanted is not None:
-        capture = CaptureOrder(wanted.base, wanted.groups, wanted.clean)
+        capture = CaptureOrder(wanted.groups, wanted.base, wanted.clean)
     return SliceOrder(table_of(each), each.groups, each.leaving, capture)
 
 

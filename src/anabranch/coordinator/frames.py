@@ -32,7 +32,7 @@ from anabranch.spark.sinks.simple import ConsoleSink, MemorySink
 from anabranch.spark.sinks.sink import Delivery, PartSink, Sink
 from anabranch.spark.sources import separate
 from anabranch.spark.types import spark_form, spark_schema
-from anabranch.state.groups import KeyGroups, Routing
+from anabranch.state.groups import Routing
 from anabranch.worker import steps
 from anabranch.worker.packing import PACKED, Packing
 from anabranch.worker.reports import Reports
@@ -50,14 +50,6 @@ class Step:
     """What the batch has sent to the operator, on a cluster: kept, to be sent again."""
     time: int | None = None
     """The latest event time that the operator had seen after the batch."""
-
-    @property
-    def groups(self) -> tuple[KeyGroups, ...]:
-        """The key groups of each partition."""
-        return tuple(
-            KeyGroups(tuple(r for each in slices for r in each.groups.ranges))
-            for slices in self.task.slices
-        )
 
     def trim(self) -> None:
         """Let go of what the batch has sent."""

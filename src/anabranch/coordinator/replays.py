@@ -135,7 +135,7 @@ class _Run:
         """What was sent to the slices' groups, from buffers or made again."""
         assert step.buffer is not None
         wanted = _groups(self._mine(node))
-        partitions = [i for i, owned in enumerate(step.groups) if owned & wanted]
+        partitions = [i for i, owned in enumerate(step.task.groups) if owned & wanted]
         before = [up for way in node.inputs for up in stateful_before(way)]
         if not before and self.of.from_source:
             return step.buffer.computed_again()
@@ -172,7 +172,7 @@ class _Run:
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
         """What lost senders sent, from their own replay: by partition, so in the same order."""
-        old = self._step(up, version).groups
+        old = self._step(up, version).task.groups
         again = self._mine(up)
         router = self.of.routers(node.name, self.routed[node.name])
         senders = [next((i for i in gone if s.groups <= old[i]), -1) for s in again]

@@ -76,7 +76,7 @@ class Stream:
         ``settle`` is called whenever the state is ready to go on.
         """
         while not self._stopping:
-            query = self._loop.wait_for(lambda q: q.restart is None)
+            query = self._loop.wait_for(lambda q: q.settled)
             assert query is not None
             self._batches.resume(self._ledger.commit_of(query.committed))
             settle(query)

@@ -353,12 +353,10 @@ def _go_on(turn: Turn) -> None:
     if current.failure is None:
         turn.tell("checkpoint", seconds=seconds, version=current.version, bytes=current.bytes)
     else:
-        turn.tell(
-            "checkpoint failed", seconds=seconds, version=current.version, reason=current.failure
-        )
-    if current.failure is not None:
+        reason = current.failure
+        turn.tell("checkpoint failed", seconds=seconds, version=current.version, reason=reason)
         if failures > query.policies.tolerate:
-            turn.stop(f"{failures} checkpoints in a row failed: {current.failure}")
+            turn.stop(f"{failures} checkpoints in a row failed: {reason}")
     for command in current.commands:
         turn.send(End(command, current.failure, current.version))
     review(turn)

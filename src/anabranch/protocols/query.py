@@ -156,6 +156,11 @@ class Query:
         return self.batch is not None and self.batch.fence is not None
 
     @property
+    def settled(self) -> bool:
+        """Whether the state is where the last committed batch left it, or is being recovered."""
+        return bool(self.routed) and self.restart is None
+
+    @property
     def ready(self) -> frozenset[Host]:
         """The nodes whose agents answer."""
         return frozenset(h for h, n in self.nodes.items() if n.readiness is Readiness.READY)
