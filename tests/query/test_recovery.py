@@ -277,7 +277,7 @@ def test_after_a_power_failure_results_are_made_once_more(
     shutil.rmtree(checkpoints / "spark" / "commits")
     (checkpoints / "spark" / "offsets" / "3").write_bytes(b"")
     (checkpoints / "spark" / "offsets" / ".4.crc").unlink()
-    monkeypatch.setattr("anabranch.coordinator.startup.boot_id", lambda: "f" * 32)
+    monkeypatch.setattr("anabranch.coordinator.assembly.boot_id", lambda: "f" * 32)
     feed.add(batch(8))
     with pytest.raises(ab.StateMissing, match="offsets of batch 4"):
         run()  # batch 7 was given to the function, so 4 must have been whole
