@@ -235,7 +235,7 @@ class OperatorTask:
         if base is not None and 2 * table.dirty_count > table.count:
             # All rows take hardly longer than most of them, and spare the reader a chain.
             base = None
-        taken = capture(table, self.name, instance, groups=owned, base=base)
+        taken = capture(table, self.name, instance, groups=owned, base=base, whole=True)
         try:
             path = write_capture(taken, root, f"{self.name}-{self.version}-{instance}.arrow")
         except StateFull as error:
