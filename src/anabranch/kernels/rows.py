@@ -130,6 +130,38 @@ def in_state(head: Array, width: int, first: int, last: int, state: int, out: Ar
 
 
 @kernel
+def of_groups(head: Array, width: int, rows: Array, member: Array, out: Array) -> int:
+    """List those of some rows whose group is one of the members; ``out`` has one to spare."""
+    count = 0
+    total = rows.shape[0]
+    for i in range(total):
+        if i + _AHEAD < total:
+            prefetch(head, rows[i + _AHEAD] * width + 1)
+        out[count] = rows[i]
+        count += _int(member[_int(head[rows[i] * width + 1] >> np.uint64(2))])
+    return count
+
+
+@kernel
+def last_of_groups(
+    head: Array, width: int, first: int, last: int, member: Array, out: Array
+) -> tuple[int, int]:
+    """List the live rows of some groups from the end of a range on down, until ``out`` is full.
+
+    Returns how many they are, and the row that was looked at last.
+    """
+    count = 0
+    row = last
+    while row > first and count < out.shape[0]:
+        row -= 1
+        info = head[row * width + 1]
+        if info & _STATE == _LIVE and member[_int(info >> np.uint64(2))]:
+            out[count] = row
+            count += 1
+    return count, row
+
+
+@kernel
 def restore(head: Array, width: int, rows: Array, images: Array) -> None:
     """Put the second words of records back."""
     for i in range(rows.shape[0]):
@@ -140,15 +172,20 @@ def restore(head: Array, width: int, rows: Array, images: Array) -> None:
 def release(
     head: Array, width: int, marks: Array, clean: int, rows: int, queue: Array, out: Array
 ) -> int:
-    """List the queued rows that are dead and whose end is in a checkpoint, each once.
+    """List the queued rows that are dead and whose end is in a checkpoint, or need be in none.
 
-    A row can be queued twice, come back to life, or die again after the checkpoint. The caller
-    changes their state afterwards; a row listed twice would be caught there.
+    The latter were shed, and are queued as ``-1 - row``. A row can be queued twice, come back to
+    life, or die again after the checkpoint. The caller changes their state afterwards; a row listed
+    twice is caught there.
     """
     count = 0
     for i in range(queue.shape[0]):
         row = _int(queue[i])
-        if row < rows and head[row * width + 1] & _STATE == _DEAD and marks[row] <= clean:
+        shed = row < 0
+        if shed:
+            row = -1 - row
+        dead = row < rows and head[row * width + 1] & _STATE == _DEAD
+        if dead and (shed or marks[row] <= clean):
             out[count] = row
             count += 1
     return count

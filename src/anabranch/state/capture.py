@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anabranch.errors import StateError
 from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyLayout
 from anabranch.state.schema import StateType
@@ -160,16 +161,30 @@ class Capture:
 
 
 def capture(
-    table: StateTable, operator: str, instance: int, *, groups: KeyGroups, base: Version | None
+    table: StateTable,
+    operator: str,
+    instance: int,
+    *,
+    groups: KeyGroups,
+    base: Version | None,
+    whole: bool = False,
 ) -> Capture:
-    """Copy the rows of a table at the version it is in, or those changed since ``base``.
+    """Copy the rows of some groups at the version a table is in, or those changed since ``base``.
 
-    ``groups`` are the groups that the instance owns. ``base`` must be the version at which the
-    table was last marked clean, or None for all rows. The table is not marked clean by this.
+    ``base`` must be the version at which the table was last marked clean, or None for all rows;
+    :class:`~anabranch.errors.StateError` otherwise. ``whole`` says that the table has rows of no
+    other groups, apart from those that it sheds. The table is not marked clean by this.
     """
+    if base is not None and table.clean_since != base:
+        raise StateError(
+            f"what changed since version {base} cannot be captured: the state table in "
+            f"{table.folder} knows only what changed since version {table.clean_since}"
+        )
     schema = CheckpointSchema.of(table.layout)
     rows, gone = (table.live(), np.empty(0, np.int64)) if base is None else table.dirty()
     parts = [(rows, False), (gone, True)]
+    if not whole or table.mixed:
+        parts = [(table.of_groups(some, groups), deleted) for some, deleted in parts]
     batches = [
         _gather(table, schema, some[first : first + _CHUNK], deleted)
         for some, deleted in parts

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from anabranch.kernels import rows as kernels
-from anabranch.state.header import Counters
+from anabranch.state.groups import KeyGroups
+from anabranch.state.header import NONE, Counters
 from anabranch.state.heap import record_bytes
 from anabranch.state.index import DEAD, LIVE
 from anabranch.state.keys import KeyBatch
@@ -18,6 +20,9 @@ from anabranch.state.storage import Storage
 from anabranch.state.strings import Strings
 
 Array = npt.NDArray[Any]
+
+_LOOK_AT = 16
+"""So many rows are looked at for each that may be shed: to look takes far less time."""
 
 
 class Changes:
@@ -58,16 +63,18 @@ class Changes:
 
     def insert(self, keys: KeyBatch, missing: Array, out: Array) -> None:
         """Give rows to the keys at the positions in ``missing``, and put them into ``out``."""
+        known = self.counters.rows
         with self._whole():
             born, revived, reused = self._enter(keys, missing, out)
             if len(born):
                 last = self.counters.rows
                 made = born if reused else slice(last - len(born), last)
                 self._storage.reset(made)
+                self._rows.append(born)
+                listed = reused and self.counters.shed
+                self._add_dirty(self._unlisted(born, known) if listed else born)
                 self._storage.marks[made] = self.counters.tick
                 self.counters.live += len(born)
-                self._rows.append(born)
-                self._add_dirty(born)
             if len(revived):
                 before = len(self._rows) - (len(born) > 0)
                 self._revive(revived)
@@ -100,6 +107,38 @@ class Changes:
         self.counters.live += len(back)
         self.counters.dead -= len(back)
 
+    def _unlisted(self, born: Array, known: int) -> Array:
+        """Those of new rows, of which the first ``known`` are reused, that are not in the list yet.
+
+        A row that was shed is free before the list of changed rows starts anew.
+        """
+        listed = (born < known) & (self._storage.marks[born] > self.counters.clean)
+        self.counters.shed -= int(np.count_nonzero(listed))
+        return born[~listed]
+
+    def shed(self, groups: KeyGroups, most: int) -> int:
+        """Let rows of some groups be gone; see :meth:`StateTable.shed`."""
+        counters = self.counters
+        number = _number_of(groups)
+        if counters.shedding != number:
+            counters.shedding, counters.unshed, counters.mixed = number, counters.rows, 1
+        # From the last row down to the first: housekeeping moves the last rows of the table into
+        # free ones before them. So a row that was not looked at yet only ever moves to where it
+        # still will be, and all rows behind the cursor stay looked at.
+        last = min(counters.unshed, counters.rows)
+        first = max(0, last - _LOOK_AT * most)
+        rows, counters.unshed = self._storage.last_of_groups(first, last, groups, most)
+        if len(rows):
+            self.delete(rows)
+            # No checkpoint needs to know: they are free again when the next version begins.
+            with self._whole():
+                counters.queue_to = self._storage.queue.write(counters.queue_to, -1 - rows)
+            counters.shed += len(rows)
+        if counters.unshed == 0:
+            # Should these groups come back and leave again, they are looked for from the beginning.
+            counters.shedding = NONE
+        return counters.unshed
+
     def delete(self, rows: Array) -> None:
         """Let rows be dead."""
         self.touch(rows)
@@ -126,6 +165,9 @@ class Changes:
             _, gone = self.dirty()
             counters.queue_to = self._storage.queue.write(counters.queue_to, gone)
         counters.clean = counters.tick
+        counters.clean_since = counters.unfinished
+        counters.shed = 0
+        counters.mixed = int(counters.shedding != NONE)
         counters.tick += 1
         counters.dirty_from = counters.dirty_to
         self._dirty = None
@@ -177,6 +219,10 @@ class Changes:
             return 0
         sizes = record_bytes(np.maximum(lens, 0).sum(axis=1, dtype=np.int64))
         return self._storage.heaps[0].reserve(self.counters.heaps[0], sizes)
+
+
+def _number_of(groups: KeyGroups) -> int:
+    return xxhash.xxh3_64_intdigest(str(groups).encode()) >> 1
 
 
 def _in_order(parts: list[Array], of_keys: Array) -> Array:

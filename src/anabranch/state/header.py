@@ -21,7 +21,7 @@ NONE = -(1 << 62)
 """Stands for no version."""
 
 _MAGIC = 0x68636E6172626E61
-_FORMAT = 2
+_FORMAT = 3
 _ROWS, _RING = 5, 6
 _BOOT = slice(8, 10)
 _TEXT = 64
@@ -66,6 +66,8 @@ class Counters:
     """What a row touched now is marked with."""
     clean: int = 0
     """Rows with a greater mark changed since the last checkpoint."""
+    clean_since: int = NONE
+    """The version at which the last checkpoint was taken."""
     rows: int = 0
     live: int = 0
     dead: int = 0
@@ -78,6 +80,14 @@ class Counters:
     """Bytes that the last version added to heaps; cleaning keeps pace with it."""
     changed: int = 0
     """Rows that the last version changed; releasing keeps pace with it."""
+    shedding: int = NONE
+    """A number for the set of groups that are being shed; NONE if there are none."""
+    unshed: int = 0
+    """Rows before this one are still to be looked at for rows of these groups."""
+    mixed: int = 0
+    """Whether rows of groups were shed since the last checkpoint, or still are to be."""
+    shed: int = 0
+    """How many in the list of changed rows were shed, and are no change to a checkpoint."""
     heaps: list[HeapCounters] = field(default_factory=list)
 
 

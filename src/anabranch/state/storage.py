@@ -14,6 +14,7 @@ import pyarrow as pa
 from anabranch.errors import StateError, StateMissing
 from anabranch.kernels import rows as kernels
 from anabranch.state.files import HEADER_BYTES, PAGE, Arena, Region
+from anabranch.state.groups import KeyGroups
 from anabranch.state.header import Counters, Header, HeapCounters, Limits
 from anabranch.state.heap import RING_BYTES, Heap, Owner
 from anabranch.state.index import FREE, Index
@@ -144,7 +145,8 @@ class Storage:
         self.index.allocate()
         if self.timers is not None:
             self.timers.allocate()
-        self.header.flip(Counters(version, heaps=[HeapCounters() for _ in self.heaps]))
+        heaps = [HeapCounters() for _ in self.heaps]
+        self.header.flip(Counters(version, clean_since=version, heaps=heaps))
         self.header.write_layout(self.layout.fingerprint(), str(self.layout), self._limits)
 
     def column(self, name: str) -> Array:
@@ -216,6 +218,25 @@ class Storage:
         out = np.empty(max(0, last - first), np.int64)
         count = kernels.in_state(self.head, self.width, first, last, state, out)
         return out[:count]
+
+    def of_groups(self, rows: Array, groups: KeyGroups) -> Array:
+        """Those of the rows that are in some groups, in their order."""
+        out = np.empty(len(rows) + 1, np.int64)
+        count = kernels.of_groups(self.head, self.width, rows, self._member(groups), out)
+        return out[:count]
+
+    def last_of_groups(
+        self, first: int, last: int, groups: KeyGroups, most: int
+    ) -> tuple[Array, int]:
+        """The last live rows of a range that are in some groups, and the row before which the
+        others are, if there are any."""
+        out = np.empty(most, np.int64)
+        member = self._member(groups)
+        count, at = kernels.last_of_groups(self.head, self.width, first, last, member, out)
+        return out[:count], at
+
+    def _member(self, groups: KeyGroups) -> Array:
+        return groups.mask(np.arange(self.layout.key.key_groups))
 
     def change(self, rows: Array, old: int, new: int) -> Array:
         """Bring rows from one state to another; returns those that were in it, each once."""

@@ -18,6 +18,7 @@ from anabranch.private import private_folder
 from anabranch.state import storage as storage_module
 from anabranch.state import versions
 from anabranch.state.changes import Changes
+from anabranch.state.groups import KeyGroups
 from anabranch.state.header import NONE, Counters
 from anabranch.state.index import LIVE
 from anabranch.state.keys import KeyBatch
@@ -343,9 +344,15 @@ class StateTable:
 
     @property
     def dirty_count(self) -> int:
-        """How many rows :meth:`dirty` has, deleted ones included."""
+        """How many rows :meth:`dirty` has, deleted ones included and those that were shed not."""
         counters = self._counters()
-        return counters.dirty_to - counters.dirty_from
+        return counters.dirty_to - counters.dirty_from - counters.shed
+
+    @property
+    def clean_since(self) -> Version:
+        """The version since which :meth:`dirty` has the changes: that of the last
+        :meth:`mark_clean`, or the one that the table was made at."""
+        return Version(self._counters().clean_since)
 
     def mark_clean(self) -> None:
         """Let :meth:`dirty` start from here, after a checkpoint of it was taken.
@@ -353,6 +360,28 @@ class StateTable:
         Inside a version only, and undone with it.
         """
         self._writing().mark_clean()
+
+    def of_groups(self, rows: Array, groups: KeyGroups) -> Array:
+        """Those of the rows that are in some key groups, in their order."""
+        return self._storage.of_groups(self._checked(rows), groups)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether :meth:`live` or :meth:`dirty` may have rows of groups that were, or are, shed."""
+        return bool(self._counters().mixed)
+
+    def shed(self, groups: KeyGroups, most: int) -> int:
+        """Remove at most so many rows of key groups that are not the table's any more.
+
+        Returns how many rows are left to look at: 0 if there is no row of these groups any more.
+        Each call goes on where the one before stopped, in this version or in an earlier one, so
+        that all of them look at every row once; one with other groups starts anew. Rows shed are no
+        deletions to a checkpoint of the groups that stay, and are free when the next version
+        begins. No row of these groups may be made meanwhile.
+        """
+        if most < 1:
+            raise ValueError(f"most={most}: at least one row must be shed at a time")
+        return self._writing().shed(groups, most)
 
     def validate(self) -> None:
         """Check that everything in the table agrees; AssertionError if not. Looks at every row."""

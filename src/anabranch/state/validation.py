@@ -41,6 +41,9 @@ def _validate_marks(storage: Storage, counters: Counters, dead: np.ndarray) -> N
     marked = np.flatnonzero(storage.marks[: counters.rows] > counters.clean)
     assert np.array_equal(dirty, marked), f"changed rows are {dirty}, marked are {marked}"
     waiting = storage.queue.rows[counters.queue_from : counters.queue_to]
+    waiting = np.where(waiting < 0, -1 - waiting, waiting)
+    shed = np.count_nonzero(storage.states(dirty.astype(np.int64)) == FREE)
+    assert shed <= counters.shed, f"{shed} changed rows are free, {counters.shed} were shed"
     lost = np.setdiff1d(dead, np.concatenate([waiting, dirty]))
     assert len(lost) == 0, f"dead rows {lost} would never be freed"
 
