@@ -106,7 +106,7 @@ class Policies:
     """How many batches back Spark's log of offsets reaches."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Query:
     """All that is known of a running query; owned by one loop, which replaces it event by event."""
 
@@ -204,7 +204,13 @@ class Turn:
 
     def change(self, **fields: Any) -> None:
         """Give fields of the query other values."""
-        self.query = replace(self.query, **fields)
+        # dataclasses.replace asks for every field; a step makes this change a few times.
+        unknown = fields.keys() - self.query.__dict__.keys()
+        if unknown:
+            raise TypeError(f"a query has no {sorted(unknown)}")
+        changed = object.__new__(Query)
+        changed.__dict__.update(self.query.__dict__, **fields)
+        self.query = changed
 
     def number(self) -> int:
         """A number that was not given before."""
