@@ -51,6 +51,10 @@ class TableFenced(Trouble):
     """A newer attempt, or another driver, has taken over."""
 
 
+class StaleDriver(Trouble):
+    """Another driver has taken over."""
+
+
 class Violation(AssertionError):
     """What must never happen."""
 
@@ -155,6 +159,8 @@ class Durable:
     output: dict[Version, dict[tuple[str, int], int]] = field(default_factory=dict)
     rewind: Version = NO_VERSION
     """Batches up to this one are to be run again without being delivered."""
+    oldest_offsets: int = 0
+    """Spark's log of offsets reaches back to this batch."""
 
     @property
     def committed(self) -> Version:
@@ -172,6 +178,8 @@ class World:
         self.numbers = 0
         self.cuts: set[frozenset[str]] = set()
         """Pairs of hosts that do not reach each other."""
+        self.withdrawn: set[str] = set()
+        """The parts that a driver had deleted."""
 
     def number(self) -> int:
         self.numbers += 1
@@ -189,6 +197,7 @@ class World:
             published,
             durable.committed,
             durable.rewind,
+            durable.oldest_offsets,
         )
 
     # What nodes do
@@ -234,6 +243,12 @@ class World:
         if whole[0].damaged:
             raise Trouble(f"{part.name} is damaged", part.name)
         return whole[0]
+
+    def is_whole(self, part: Part, hosts: Collection[str]) -> bool:
+        """Whether a part can be read from some of these hosts."""
+        places = [self.machines[host].vault for host in part.holders if host in hosts]
+        found = [place.get(part.name) for place in places or [self.durable.parts]]
+        return any(file is not None and not file.damaged for file in found)
 
     def _answers(self, host: str, asker: str) -> bool:
         machine = self.machines[host]
@@ -339,12 +354,23 @@ class World:
         before = dict(table.content)
         self.truth.apply(each.operator, table.content, list(each.groups), version)
         table.changed |= {g for g in each.groups if table.content.get(g) != before.get(g)}
+        strange = table.content.keys() - set(each.groups) - set(each.leaving)
+        if strange:
+            raise Violation(f"{each} has rows of groups {strange}")
         if wanted is None:
             return None
         try:
             return self.captured(each, wanted, version)
         except Trouble as trouble:
             return str(trouble)
+
+    def shed(self, each: Slice) -> int:
+        """Drop the rows of one group that has left a slice; how many groups are left to shed."""
+        content = self.table(each).content
+        left = [group for group in each.leaving if group in content]
+        for group in left[:1]:
+            del content[group]
+        return len(left[1:])
 
     def results(self, slices: Collection[Slice]) -> dict[tuple[str, int], int]:
         return {

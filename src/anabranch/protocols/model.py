@@ -82,6 +82,8 @@ class Node:
     """How often in a row its agent could not be started."""
     retry_at: int = 0
     """When to try again, in microseconds of the coordinator's clock."""
+    probed_at: int = 0
+    """When it was asked last whether its agent still answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,21 @@ class Published:
 
     version: Version
     parts: Mapping[str, tuple[Part, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that is under way in a query: what is done now, why, and since when."""
+
+    kind: str
+    """``move``, ``merge``, ``checkpoint``, ``recovery`` or ``restart``."""
+    what: str
+    """What is changed, such as the name of an operator."""
+    why: str
+    step: str
+    """What is done now."""
+    since: int
+    """When it began, in microseconds of the coordinator's clock."""
 
 
 class _Reached(NamedTuple):

@@ -114,7 +114,10 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Bring a captured file to its holders; answered by the part that it then is."""
+    """Bring a captured file to its holders; answered by the part that it then is.
+
+    Its name is one that no part had before: what nobody waits for any more is dropped by name.
+    """
 
     captured: Captured
     holders: tuple[Host, ...]

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from anabranch.protocols import checkpoint
+from anabranch.protocols import checkpoint, move
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
+    Change,
     Facts,
     Host,
     Inventory,
@@ -26,7 +27,7 @@ from anabranch.protocols.model import (
     Slice,
     SliceId,
 )
-from anabranch.protocols.orders import SECOND, End, Inspect, Make, Rewind, Wake, Withdraw
+from anabranch.protocols.orders import SECOND, Inspect, Make, Rewind, Wake, Withdraw
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.units import NO_VERSION, Version
 
@@ -57,6 +58,7 @@ class Restart:
     target: Version
     """Everything up to here was committed."""
     phase: Phase
+    why: str = "a driver took the query over"
     found: Mapping[SliceId, frozenset[Version]] = field(default_factory=dict)
     """The tables in place, and the versions that they can be brought to."""
     damaged: frozenset[Version] = frozenset()
@@ -65,6 +67,12 @@ class Restart:
     made: tuple[Slice, ...] = ()
     routed: Mapping[str, Routed] = field(default_factory=dict)
     not_before: int = 0
+
+    @property
+    def change(self) -> Change:
+        """What is done now, why, and since when."""
+        what = f"version {self.start}" if self.made else f"up to version {self.target}"
+        return Change("restart", what, self.why, self.phase.value, self.since)
 
 
 def take_over(turn: Turn, facts: Facts) -> None:
@@ -92,11 +100,10 @@ def begin(turn: Turn, reason: str) -> None:
     turn.tell("going back", reason=reason, committed=query.committed)
     target = Version(max(query.committed, query.delivered))
     turn.forget(Owner.RECOVERY, Owner.CHECKPOINT, Owner.MERGE, Owner.MOVE)
-    for moving in query.moves.values():
-        turn.remove(frozenset(each.id for each in moving.targets))
-        turn.send(End(moving.command, f"the query went back to an earlier version: {reason}"))
-    checkpoint.abandon(turn, reason)
-    turn.change(moves={}, restart=Restart(query.now, target, Phase.CHOOSE), recovery=None)
+    why = f"the query went back to an earlier version: {reason}"
+    move.abandon(turn, why)
+    checkpoint.abandon(turn, why)
+    turn.change(restart=Restart(query.now, target, Phase.CHOOSE, reason), recovery=None)
     turn.send(Wake(query.now + _HOLDERS))
 
 
@@ -212,7 +219,7 @@ def _choose(turn: Turn) -> None:
         turn.send(Wake(restart.since + _HOLDERS))
         return
     start = _version(now)
-    if start + 1 < query.oldest_offsets and start < restart.target:
+    if start + 1 < query.oldest and start < restart.target:
         turn.stop(
             f"the state of version {restart.target} is lost; the newest version that can be had "
             f"is {start}, and Spark's log no longer has the offsets of batch {start + 1}"
@@ -293,6 +300,7 @@ def _finish(turn: Turn) -> None:
         suspects=frozenset(),
         committed=restart.start,
         delivered=Version(max(restart.target, query.delivered)),
+        oldest_offsets=query.oldest,
         published=published,
         inventory=_inventory(query, published),
         trimmed=dict.fromkeys(query.operators, restart.start),
