@@ -7,7 +7,7 @@ gives another number than the one that it must be.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.protocols.model import Facts, Part, Published, Routed, Slice, SliceId, serving
@@ -206,26 +206,31 @@ class World:
         machine = self.machines[order.slice.node]
         if machine.full:
             raise Trouble("the disk is full")
-        content: Content = {}
-        at: dict[int, Version] = {}
-        for part in order.parts:
-            file = self.read(part, machine.name)
-            for group in part.groups & order.slice.groups:
-                if part.base is None:
-                    at[group], content[group] = part.version, file.content.get(group, 0)
-                elif at.get(group) is None or not part.base <= at[group] < part.version:
-                    raise Violation(f"{part} does not follow on version {at.get(group)}")
-                else:
-                    at[group] = part.version
-                    content[group] = file.content.get(group, content[group])
-        short = [g for g in order.slice.groups if at.get(g, NO_VERSION) != order.version]
-        if short and order.version != NO_VERSION:
-            raise Violation(f"{order} does not bring groups {short} to its version")
+        content = self.put_together(order.parts, order.slice.groups, order.version, machine.name)
         if order.version == NO_VERSION and order.parts:
             raise Violation(f"{order}: parts for an empty table")
         if order.slice.id in machine.tables:
             raise Violation(f"there already is a table of {order.slice.id}")
         machine.tables[order.slice.id] = Table(content, order.version, order.version)
+
+    def put_together(
+        self, parts: Sequence[Part], groups: KeyGroups, version: Version, reader: str
+    ) -> Content:
+        """The state of groups at a version; a part counts for the groups that it follows on."""
+        content: Content = {}
+        at: dict[int, Version] = {}
+        for part in parts:
+            file = self.read(part, reader)
+            for group in part.groups & groups:
+                if part.base is None:
+                    at[group], content[group] = part.version, file.content.get(group, 0)
+                elif part.base <= at.get(group, part.version) < part.version:
+                    at[group] = part.version
+                    content[group] = file.content.get(group, content[group])
+        short = [group for group in groups if at.get(group, NO_VERSION) != version]
+        if short and version != NO_VERSION:
+            raise Violation(f"{parts} do not bring groups {short} to version {version}")
+        return content
 
     def read(self, part: Part, reader: str) -> File:
         reached = [h for h in part.holders if self._answers(h, reader)]
@@ -234,14 +239,13 @@ class World:
             if self.durable.down:
                 raise Trouble("the store does not answer")
             found = [self.durable.parts.get(part.name)]
-        whole = [file for file in found if file is not None]
+        there = [file for file in found if file is not None]
+        whole = [file for file in there if not file.damaged]
         if not whole:
             silent = [h for h in part.holders if not self._answers(h, reader)]
             if silent:
                 raise Trouble(f"{silent[0]} does not answer", unreachable=silent[0])
-            raise Trouble(f"{part.name} is not there", part.name)
-        if whole[0].damaged:
-            raise Trouble(f"{part.name} is damaged", part.name)
+            raise Trouble(f"{part.name} is {'damaged' if there else 'not there'}", part.name)
         return whole[0]
 
     def is_whole(self, part: Part, hosts: Collection[str]) -> bool:
@@ -331,14 +335,7 @@ class World:
 
     def merge(self, order: Merge) -> Part:
         name = f"part-{self.number()}"
-        content: Content = {}
-        for part in order.parts:
-            file = self.read(part, order.slice.node)
-            for group in part.groups & order.groups:
-                if part.base is None:
-                    content[group] = file.content.get(group, 0)
-                else:
-                    content[group] = file.content.get(group, content.get(group, 0))
+        content = self.put_together(order.parts, order.groups, order.version, order.slice.node)
         part = Part(name, order.slice.operator, order.version, None, order.groups, order.holders)
         self.put(part, File(content), order.slice.node)
         return part

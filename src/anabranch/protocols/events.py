@@ -98,7 +98,7 @@ class Failed:
     unreachable: Host | None = None
     """The node that did not answer."""
     damaged: str | None = None
-    """The part that cannot be read."""
+    """The part that none of its holders can give."""
     missing: SliceId | None = None
     """The slice whose table is not there, or not at the version it should be at."""
     fenced: bool = False

@@ -130,11 +130,12 @@ class _Reached(NamedTuple):
 class Inventory:
     """The parts of one operator, oldest first, and which versions can be made of them."""
 
-    __slots__ = ("_known", "parts")
+    __slots__ = ("_known", "_usable", "parts")
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: (part.version, part.base is None)))
         self._known: tuple[frozenset[str], _Reached] | None = None
+        self._usable: dict[frozenset[Host], frozenset[str]] = {}
 
     def __repr__(self) -> str:
         return f"Inventory({[part.name for part in self.parts]})"
@@ -146,6 +147,14 @@ class Inventory:
     def without(self, names: Collection[str]) -> Inventory:
         """The inventory after parts were dropped."""
         return Inventory(part for part in self.parts if part.name not in names)
+
+    def usable(self, backup: Backup, hosts: frozenset[Host]) -> frozenset[str]:
+        """The names of the parts that can be had from these nodes; a query has one backup only."""
+        found = self._usable.get(hosts)
+        if found is None:
+            found = frozenset(p.name for p in self.parts if backup.available(p, hosts))
+            self._usable[hosts] = found
+        return found
 
     def reach(self, usable: frozenset[str]) -> Mapping[Version, KeyGroups]:
         """For each version the groups whose state at it can be made of parts with these names.

@@ -71,7 +71,10 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the table of a slice from parts; without parts it is empty."""
+    """Make the table of a slice from parts, oldest first; without parts it is empty.
+
+    A part counts only for those groups of the slice that are at a version which it follows on.
+    """
 
     slice: Slice
     parts: tuple[Part, ...]

@@ -206,9 +206,8 @@ class Query:
 
         A node that is alive counts though its agent may be starting just now.
         """
-        hosts = self.nodes.keys() if nodes is None else nodes
-        available = self.policies.backup.available
-        return frozenset(p.name for p in self.inventory[operator].parts if available(p, hosts))
+        hosts = frozenset(self.nodes) if nodes is None else nodes
+        return self.inventory[operator].usable(self.policies.backup, hosts)
 
     def knows(self, part: Part) -> bool:
         """Whether a part is in the inventory, or named by a published version."""
@@ -218,10 +217,7 @@ class Query:
 
     def protected(self, each: Slice) -> Version | None:
         """The newest version of a slice that outlives its own node, if there is one."""
-        others = self.nodes.keys() - {each.node}
-        available = self.policies.backup.available
-        parts = self.inventory[each.operator].parts
-        safe = frozenset(p.name for p in parts if available(p, others))
+        safe = self.usable(each.operator, frozenset(self.nodes.keys() - {each.node}))
         return self.inventory[each.operator].newest(each.groups, safe)
 
     def holders(self, each: Slice) -> tuple[Host, ...]:
@@ -254,9 +250,8 @@ class Turn:
     def change(self, **fields: Any) -> None:
         """Give fields of the query other values."""
         # dataclasses.replace asks for every field; a step makes this change a few times.
-        unknown = fields.keys() - self.query.__dict__.keys()
-        if unknown:
-            raise TypeError(f"a query has no {sorted(unknown)}")
+        if not fields.keys() <= self.query.__dict__.keys():
+            raise TypeError(f"a query has no {sorted(fields.keys() - self.query.__dict__.keys())}")
         changed = object.__new__(Query)
         changed.__dict__.update(self.query.__dict__, **fields)
         self.query = changed
