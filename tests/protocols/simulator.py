@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from anabranch.checkpointing.policy import Periodic
+from anabranch.checkpointing.policy import Checkpointing, Kind, Never, Periodic, Situation
 from anabranch.placement.even import Even
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import (
@@ -30,6 +30,7 @@ from anabranch.protocols.events import (
     Done,
     Event,
     Failed,
+    GiveUp,
     Inspected,
     NodeCame,
     NodeLost,
@@ -46,7 +47,17 @@ from anabranch.protocols.query import Policies, Query
 from anabranch.state.groups import Routing
 from anabranch.state.part import Part
 from anabranch.units import Version
-from protocols.world import Buffers, File, Missing, TableFenced, Trouble, Truth, Violation, World
+from protocols.world import (
+    Buffers,
+    File,
+    Missing,
+    StaleDriver,
+    TableFenced,
+    Trouble,
+    Truth,
+    Violation,
+    World,
+)
 
 SECOND = o.SECOND
 _MOST_STEPS = 10_000
@@ -98,6 +109,28 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
+class Unequal:
+    """One operator is checkpointed a tenth as often as the others."""
+
+    often: Periodic
+    rarely: str
+    backs_up: bool = True
+
+    def decide(self, situation: Situation) -> Kind | None:
+        if situation.operator != self.rarely:
+            return self.often.decide(situation)
+        return replace(self.often, interval=10 * self.often.micros / SECOND).decide(situation)
+
+    @property
+    def tracks_changes(self) -> bool:
+        return self.often.tracks_changes
+
+    @property
+    def retain(self) -> int:
+        return self.often.retain
+
+
+@dataclass(frozen=True)
 class Planned:
     """A fault or a command at some moment. What it hits is drawn from its own number."""
 
@@ -119,6 +152,11 @@ class Plan:
     incremental: bool = True
     parallelism: int = 1
     retained: int = 200
+    hold: bool = True
+    backs_up: bool = True
+    rarely: str = ""
+    """The operator that is checkpointed less often than others."""
+    most_slices: int = 8
     faults: tuple[Planned, ...] = ()
     commands: tuple[Planned, ...] = ()
 
@@ -137,6 +175,10 @@ class Plan:
             incremental=chance.random() < 0.8,
             parallelism=chance.choice([1, 1, 2]),
             retained=chance.choice([12, 200]),
+            hold=chance.random() < 0.7,
+            backs_up=chance.random() < 0.95,
+            rarely=chance.choice(["", "", "a", "b"]),
+            most_slices=chance.choice([1, 2, 3]),
             faults=tuple(Planned(i, kind, *_moment(chance, span)) for i, kind in enumerate(drawn)),
             commands=tuple(
                 Planned(100 + i, "command", chance.random() * span)
@@ -149,7 +191,7 @@ def _moment(chance: random.Random, span: float) -> tuple[float | None, int | Non
     """Some time, or right after some order."""
     if chance.random() < 0.5:
         return 0.5 + chance.random() * span, None
-    return None, chance.randint(1, int(12 * span))
+    return None, chance.randint(1, int(4 * span))
 
 
 class Driver:
@@ -208,8 +250,9 @@ class Driver:
         if simulation.steps > _MOST_STEPS:
             raise Violation(f"it does not come to rest: {simulation._why()}")
         simulation.say(self.epoch, "event", event)
-        self.query, given = step(self.query, event, simulation.now)
-        if simulation.is_current(self):
+        before = self.query
+        self.query, given = step(before, event, simulation.now)
+        if simulation.is_current(self) and not _divided_alike(before, self.query):
             self.query.validate()
         for number, order in given:
             simulation.say(self.epoch, f"order {number}", order)
@@ -223,6 +266,7 @@ class Driver:
 
     def carry_out(self, number: o.OrderId | None, order: o.Order) -> None:
         simulation = self.simulation
+        simulation.check_order(self, order)
         match order:
             case o.RunBatch():
                 Attempt(self, order).run()
@@ -268,6 +312,7 @@ class Driver:
             world.durable.manifests.pop(version, None)
         for part in parts:
             world.durable.parts.pop(part.name, None)
+            world.withdrawn.add(part.name)
             for host in part.holders:
                 if world.machines[host].epoch <= self.epoch:
                     world.machines[host].vault.pop(part.name, None)
@@ -322,9 +367,15 @@ class Driver:
         except StaleDriver:
             return Failed(number, fenced=True)
         except Trouble as trouble:
+            if trouble.damaged in world.withdrawn and self.waits_for(number):
+                raise Violation(f"{order} needs a part that was withdrawn") from trouble
             return Failed(
                 number, str(trouble), trouble.unreachable, trouble.damaged, trouble.missing
             )
+
+    def waits_for(self, number: o.OrderId) -> bool:
+        alive = not self.dead and not self.paused and self.simulation.is_current(self)
+        return alive and number in self.query.outstanding
 
     def prepare(self, number: o.OrderId, host: Host) -> Done | Failed:
         machine = self.simulation.world.machines[host]
@@ -362,6 +413,8 @@ class Driver:
                 world.durable.manifests[published.version] = published
             case o.Rewind(start, target):
                 self.check_epoch()
+                if start + 1 < world.durable.oldest_offsets:
+                    raise Violation(f"Spark's log has no offsets of batch {start + 1} any more")
                 earlier = {v for v in world.durable.commits if v <= start}
                 world.durable.commits = earlier | ({start} if start >= 0 else set())
                 world.durable.rewind = max(target, world.durable.rewind)
@@ -375,10 +428,6 @@ class Driver:
             raise Trouble("the store does not answer")
         if durable.epoch != self.epoch:
             raise StaleDriver("a newer driver has taken over")
-
-
-class StaleDriver(Trouble):
-    """Another driver has taken over."""
 
 
 class Attempt:
@@ -416,6 +465,7 @@ class Attempt:
             told = world.run_slice(
                 each, self.order.version, self.order.fence, self.wanted.get(each.id)
             )
+            left = world.shed(each)
         except TableFenced as trouble:
             self.fail(Cause.FENCED, trouble)
         except Missing as trouble:
@@ -425,7 +475,7 @@ class Attempt:
         else:
             captured = None if isinstance(told, str) else told
             why = told if isinstance(told, str) else None
-            self.reports[each.id] = SliceReport(captured, why)
+            self.reports[each.id] = SliceReport(captured, why, left_to_shed=left)
             simulation.after(simulation.chance.random() * 0.02, self.next)
 
     def fail(self, cause: Cause, trouble: Trouble) -> None:
@@ -470,11 +520,22 @@ class Attempt:
             self.fail(Cause.FENCED, Trouble("a newer driver has taken over"))
             return
         world.durable.commits.add(self.order.version)
+        oldest = self.order.version - driver.plan.retained + 1
+        world.durable.oldest_offsets = max(world.durable.oldest_offsets, oldest)
         world.durable.arrangement = self.order.arrangement
         driver.buffers.keep(self.order)
         driver.simulation.committed(driver, self.order.version)
         driver.take(BatchCommitted(self.order.version, self.order.fence, self.reports))
         driver.ask()
+
+
+def _divided_alike(before: Query, after: Query) -> bool:
+    """Whether nothing has changed that a query validates."""
+    return (
+        before.slices is after.slices
+        and before.routed is after.routed
+        and (before.restart is None) is (after.restart is None)
+    )
 
 
 def _host(order: Any) -> Host | None:
@@ -508,14 +569,18 @@ class Simulation:
         }
         placed = Even().place({n: r.instances for n, r in routing.items()}, names)
         self.routed = {n: Routed(r, tuple(placed[n])) for n, r in routing.items()}
+        often = Periodic(plan.interval, plan.incremental, at_most=8)
+        checkpointing: Checkpointing = Unequal(often, plan.rarely) if plan.rarely else often
         self.policies = Policies(
-            Periodic(plan.interval, plan.incremental, at_most=8),
+            checkpointing if plan.backs_up else Never(),
             plan.backup,
             Even(),
             plan.parallelism,
             longest_chain=3,
             tolerate=10**6,
             retained_offsets=plan.retained,
+            hold=plan.hold,
+            most_slices=plan.most_slices,
         )
         self.now = 0
         self.steps = 0
@@ -528,6 +593,8 @@ class Simulation:
         self.commands: dict[o.CommandId, str] = {}
         self.ended: dict[o.CommandId, str | None] = {}
         self.last_commit = 0
+        self.lost = False
+        """Whether there is nothing any more that the query could go on from."""
         self.commits_since_quiet = 0
         self._orders = 0
         self._after_order: dict[int, list[Planned]] = {}
@@ -602,7 +669,7 @@ class Simulation:
 
     def is_over(self) -> bool:
         query = self.driver.query
-        return (
+        return self.lost or (
             self.commits_since_quiet >= 5
             and not query.recovery
             and not query.restart
@@ -610,12 +677,22 @@ class Simulation:
             and not query.moves
             and not query.waiting
             and set(self.commands) <= set(self.ended)
+            and self.is_tidy()
+        )
+
+    def is_tidy(self) -> bool:
+        """Whether no instance has too many slices, and nothing is left of those that are gone."""
+        query = self.driver.query
+        slices = Counter((s.operator, s.instance) for s in serving(query.slices.values()))
+        return max(slices.values(), default=0) <= self.plan.most_slices and all(
+            machine.tables.keys() <= query.slices.keys() for machine in self.world.machines.values()
         )
 
     def _why(self) -> str:
         query = self.driver.query
         return (
-            f"{self.commits_since_quiet} commits since the last fault, batch {query.batch}, "
+            f"{self.commits_since_quiet} commits since the last fault, {query.changes}, "
+            f"batch {query.batch}, tidy {self.is_tidy()}, "
             f"recovery {query.recovery}, restart {query.restart}, moves {query.moves}, "
             f"waiting {query.waiting}, checkpoints {query.checkpoints}, "
             f"outstanding {query.outstanding}, open {set(self.commands) - set(self.ended)}"
@@ -642,16 +719,43 @@ class Simulation:
     def stopped(self, driver: Driver, reason: str) -> None:
         driver.dead = True
         self.told["stopped"] += 1
-        self._void_commands(driver)
+        left = driver.commands.keys() - self.ended.keys()
+        if left:
+            raise Violation(f"the query stopped, and commands {left} have not ended")
         if self.is_current(driver):
-            self.check_excuse(reason)
-            self.after(1.0, self.replace_driver)
+            self.check_excuse(driver, reason)
+            if not self.lost:
+                self.after(1.0, self.replace_driver)
 
-    def check_excuse(self, reason: str) -> None:
-        """A query may stop only if there is nothing that it could go on from."""
-        waiting = "no node" in reason or "Spark's log" in reason
-        if isinstance(self.plan.backup, InStore) and not waiting and "failed" not in reason:
+    def check_excuse(self, driver: Driver, reason: str) -> None:
+        """A query may stop only if there is nothing that it could go on from, or not just now."""
+        if "there has been no node" in reason or " times: " in reason:
+            return
+        if "will not reach back" in reason and not self.plan.hold:
+            return
+        ready = driver.query.ready
+        for version, manifest in self.world.durable.manifests.items():
+            parts = [part for of in manifest.parts.values() for part in of]
+            enough = version + 1 >= self.world.durable.oldest_offsets
+            if enough and all(self.world.is_whole(part, ready) for part in parts):
+                raise Violation(f"it stopped, though version {version} can be had: {reason}")
+        if "is lost; the newest" not in reason:
             raise Violation(f"the query stopped: {reason}")
+        self.lost = True
+
+    def check_order(self, driver: Driver, order: o.Order) -> None:
+        """No order may take away what is promised."""
+        if isinstance(order, o.Withdraw):
+            gone = {part.name for part in order.parts}
+            for manifest in driver.query.published:
+                named = {part.name for of in manifest.parts.values() for part in of}
+                if named & gone:
+                    raise Violation(f"{order}: version {manifest.version} needs {named & gone}")
+        elif isinstance(order, o.Publish):
+            known = {p.name for of in driver.query.inventory.values() for p in of.parts}
+            named = {p.name for of in order.published.parts.values() for p in of}
+            if not named <= known:
+                raise Violation(f"{order} names parts that are not known: {named - known}")
 
     def _void_commands(self, driver: Driver) -> None:
         """Who gave commands to a driver that is gone knows that nobody carries them out."""
@@ -686,6 +790,10 @@ class Simulation:
     def command(self, chance: random.Random) -> None:
         number = o.CommandId(1000 + len(self.commands))
         name = chance.choice(list(self.operators))
+        open_ = sorted(self.driver.commands.keys() - self.ended.keys())
+        if open_ and chance.random() < 0.3 and not (self.driver.dead or self.driver.paused):
+            self.driver.take(GiveUp(chance.choice(open_)))
+            return
         event: Scale | Rebalance | TakeCheckpoint = chance.choice(
             [
                 Scale(number, name, chance.randint(1, self.plan.groups)),

@@ -7,7 +7,7 @@ gives another number than the one that it must be.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.protocols.model import Facts, Published, Routed, Slice, SliceId, serving
@@ -50,6 +50,10 @@ class Missing(Trouble):
 
 class TableFenced(Trouble):
     """A newer attempt, or another driver, has taken over."""
+
+
+class StaleDriver(Trouble):
+    """Another driver has taken over."""
 
 
 class Violation(AssertionError):
@@ -156,6 +160,8 @@ class Durable:
     output: dict[Version, dict[tuple[str, int], int]] = field(default_factory=dict)
     rewind: Version = NO_VERSION
     """Batches up to this one are to be run again without being delivered."""
+    oldest_offsets: int = 0
+    """Spark's log of offsets reaches back to this batch."""
 
     @property
     def committed(self) -> Version:
@@ -173,6 +179,8 @@ class World:
         self.numbers = 0
         self.cuts: set[frozenset[str]] = set()
         """Pairs of hosts that do not reach each other."""
+        self.withdrawn: set[str] = set()
+        """The parts that a driver had deleted."""
 
     def number(self) -> int:
         self.numbers += 1
@@ -190,6 +198,7 @@ class World:
             published,
             durable.committed,
             durable.rewind,
+            durable.oldest_offsets,
         )
 
     # What nodes do
@@ -198,26 +207,31 @@ class World:
         machine = self.machines[order.slice.node]
         if machine.full:
             raise Trouble("the disk is full")
-        content: Content = {}
-        at: dict[int, Version] = {}
-        for part in order.parts:
-            file = self.read(part, machine.name)
-            for group in part.groups & order.slice.groups:
-                if part.base is None:
-                    at[group], content[group] = part.version, file.content.get(group, 0)
-                elif at.get(group) is None or not part.base <= at[group] < part.version:
-                    raise Violation(f"{part} does not follow on version {at.get(group)}")
-                else:
-                    at[group] = part.version
-                    content[group] = file.content.get(group, content[group])
-        short = [g for g in order.slice.groups if at.get(g, NO_VERSION) != order.version]
-        if short and order.version != NO_VERSION:
-            raise Violation(f"{order} does not bring groups {short} to its version")
+        content = self.put_together(order.parts, order.slice.groups, order.version, machine.name)
         if order.version == NO_VERSION and order.parts:
             raise Violation(f"{order}: parts for an empty table")
         if order.slice.id in machine.tables:
             raise Violation(f"there already is a table of {order.slice.id}")
         machine.tables[order.slice.id] = Table(content, order.version, order.version)
+
+    def put_together(
+        self, parts: Sequence[Part], groups: KeyGroups, version: Version, reader: str
+    ) -> Content:
+        """The state of groups at a version; a part counts for the groups that it follows on."""
+        content: Content = {}
+        at: dict[int, Version] = {}
+        for part in parts:
+            file = self.read(part, reader)
+            for group in part.groups & groups:
+                if part.base is None:
+                    at[group], content[group] = part.version, file.content.get(group, 0)
+                elif part.base <= at.get(group, part.version) < part.version:
+                    at[group] = part.version
+                    content[group] = file.content.get(group, content[group])
+        short = [group for group in groups if at.get(group, NO_VERSION) != version]
+        if short and version != NO_VERSION:
+            raise Violation(f"{parts} do not bring groups {short} to version {version}")
+        return content
 
     def read(self, part: Part, reader: str) -> File:
         reached = [h for h in part.holders if self._answers(h, reader)]
@@ -226,15 +240,20 @@ class World:
             if self.durable.down:
                 raise Trouble("the store does not answer")
             found = [self.durable.parts.get(part.name)]
-        whole = [file for file in found if file is not None]
+        there = [file for file in found if file is not None]
+        whole = [file for file in there if not file.damaged]
         if not whole:
             silent = [h for h in part.holders if not self._answers(h, reader)]
             if silent:
                 raise Trouble(f"{silent[0]} does not answer", unreachable=silent[0])
-            raise Trouble(f"{part.name} is not there", part.name)
-        if whole[0].damaged:
-            raise Trouble(f"{part.name} is damaged", part.name)
+            raise Trouble(f"{part.name} is {'damaged' if there else 'not there'}", part.name)
         return whole[0]
+
+    def is_whole(self, part: Part, hosts: Collection[str]) -> bool:
+        """Whether a part can be read from some of these hosts."""
+        places = [self.machines[host].vault for host in part.holders if host in hosts]
+        found = [place.get(part.name) for place in places or [self.durable.parts]]
+        return any(file is not None and not file.damaged for file in found)
 
     def _answers(self, host: str, asker: str) -> bool:
         machine = self.machines[host]
@@ -317,14 +336,7 @@ class World:
 
     def merge(self, order: Merge) -> Part:
         name = f"part-{self.number()}"
-        content: Content = {}
-        for part in order.parts:
-            file = self.read(part, order.slice.node)
-            for group in part.groups & order.groups:
-                if part.base is None:
-                    content[group] = file.content.get(group, 0)
-                else:
-                    content[group] = file.content.get(group, content.get(group, 0))
+        content = self.put_together(order.parts, order.groups, order.version, order.slice.node)
         part = Part(name, order.slice.operator, order.version, None, order.groups, order.holders)
         self.put(part, File(content), order.slice.node)
         return part
@@ -340,12 +352,23 @@ class World:
         before = dict(table.content)
         self.truth.apply(each.operator, table.content, list(each.groups), version)
         table.changed |= {g for g in each.groups if table.content.get(g) != before.get(g)}
+        strange = table.content.keys() - set(each.groups) - set(each.leaving)
+        if strange:
+            raise Violation(f"{each} has rows of groups {strange}")
         if wanted is None:
             return None
         try:
             return self.captured(each, wanted, version)
         except Trouble as trouble:
             return str(trouble)
+
+    def shed(self, each: Slice) -> int:
+        """Drop the rows of one group that has left a slice; how many groups are left to shed."""
+        content = self.table(each).content
+        left = [group for group in each.leaving if group in content]
+        for group in left[:1]:
+            del content[group]
+        return len(left[1:])
 
     def results(self, slices: Collection[Slice]) -> dict[tuple[str, int], int]:
         return {

@@ -40,11 +40,14 @@ class Merging:
     version: Version
     under: str
     holders: tuple[str, ...] = ()
+    mark: str = ""
 
     def run(self, store: BackupStore) -> Part:
         """Merge them here."""
         captures = retrieve(store, self.chain, groups=self.groups, version=self.version)
-        return back_up(store, merge(captures), under=self.under, holders=self.holders)
+        return back_up(
+            store, merge(captures), under=self.under, holders=self.holders, mark=self.mark
+        )
 
     def run_apart(self, files: Files, given_up: Callable[[float], bool]) -> Part:
         """Merge them in another process.

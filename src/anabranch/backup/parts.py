@@ -35,6 +35,7 @@ def back_up(
     *,
     under: str = "",
     holders: Sequence[str] = (),
+    mark: str = "",
 ) -> Part:
     """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
 
@@ -42,14 +43,14 @@ def back_up(
     temporary file. ``under`` is put before its name. With ``holders`` it is written to each of
     these nodes, whose store is a :class:`~anabranch.backup.peers.PeerStore`. All can be repeated
     after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
-    rows another one.
+    rows another one, unless a ``mark`` is put into it.
     """
     if data is None:
         with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
             data = _saved(capture, Path(folder) / "part.arrow")
     digest = checkpoint.checksum(data)
     name = under + part_name(
-        capture.operator, capture.instance, capture.version, capture.base is None, digest
+        capture.operator, capture.instance, capture.version, capture.base is None, digest + mark
     )
     part = Part(
         name,

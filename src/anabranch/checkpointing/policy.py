@@ -19,6 +19,10 @@ class Situation:
     """When the last checkpoint was begun, or the query started, on the same clock."""
     batches: int
     """How many batches have been committed since the last checkpoint."""
+    operator: str = ""
+    """The operator to decide for."""
+    changed: float = 1.0
+    """The share of its rows that have changed since they were captured last, if that is known."""
 
 
 class Checkpointing(Protocol):

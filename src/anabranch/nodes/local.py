@@ -200,7 +200,7 @@ class LocalNode:
     def _merge(self, request: Merge, deadline: Deadline) -> Part:
         chain = OperatorManifest(request.schema, request.parts)
         under, holders = request.under, request.holders
-        merging = Merging(chain, request.groups, request.version, under, holders)
+        merging = Merging(chain, request.groups, request.version, under, holders, _mark())
         if self._files is not None:
             return merging.run_apart(self._files, deadline.wait)
         return merging.run(self._backups(request, deadline))
@@ -277,6 +277,11 @@ def _was_advanced(opened: StateTable, request: Advance) -> bool:
     """Whether the answer to the same request was lost."""
     at = opened.version if opened.unfinished is None else None
     return (at, opened.fence) == (request.upto, request.fence)
+
+
+def _mark() -> str:
+    """Makes the name of a part one of its own: whoever gives it up must not remove another one."""
+    return f"-{uuid.uuid4().hex[:12]}"
 
 
 def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from anabranch.checkpointing.policy import Situation
 from anabranch.protocols.events import Done, Failed, SliceReport
-from anabranch.protocols.model import Published, Slice, SliceId, serving
+from anabranch.protocols.model import Change, Published, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
     Advance,
@@ -24,7 +24,6 @@ from anabranch.protocols.orders import (
     CaptureWanted,
     CommandId,
     Drop,
-    End,
     Make,
     Merge,
     Publish,
@@ -51,13 +50,26 @@ class Current:
 
     version: Version
     commands: tuple[CommandId, ...] = ()
+    since: int = 0
+    operators: frozenset[str] = frozenset()
     at_rest: bool = False
     """Whether captures are being taken between two batches; the stream waits for them."""
     failure: str | None = None
     publishing: bool = False
-    since: int = 0
     bytes: int = 0
     """Of the parts that are stored."""
+
+    @property
+    def change(self) -> Change:
+        """What is done now, why, and since when."""
+        what = ", ".join(sorted(self.operators))
+        why = "a command" if self.commands else f"due with batch {self.version}"
+        step = "storing what was captured"
+        if self.at_rest:
+            step = "capturing between two batches"
+        elif self.publishing:
+            step = f"publishing version {self.version}"
+        return Change("checkpoint", what, why, step, self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,8 @@ class Checkpoints:
     """When the policy's last checkpoint of each operator was begun."""
     batches: Mapping[str, int] = field(default_factory=dict)
     """Batches committed since."""
+    changed: Mapping[str, float] = field(default_factory=dict)
+    """The share of each operator's rows that have changed, as the last batch reported it."""
     wanted: frozenset[str] = frozenset()
     """Operators to capture with the next batch, whatever the policy says."""
     wanted_since: int = 0
@@ -80,6 +94,13 @@ class Checkpoints:
     not_before: int = 0
     """After one that failed there is a pause."""
     current: Current | None = None
+    held: bool = False
+    """Whether the stream waits because a restart would not find its offsets otherwise."""
+
+    @property
+    def open(self) -> tuple[CommandId, ...]:
+        """The commands that have not ended."""
+        return self.commands if self.current is None else (*self.current.commands, *self.commands)
 
 
 def want(turn: Turn, *operators: str, command: CommandId | None = None) -> None:
@@ -91,6 +112,18 @@ def want(turn: Turn, *operators: str, command: CommandId | None = None) -> None:
     turn.send(Wake(since + _PATIENCE))
     if command is not None:
         turn.send(Wake(since + _SHORT))
+
+
+def give_up(turn: Turn, command: CommandId) -> None:
+    """Nobody waits for a checkpoint any more; it may be taken all the same."""
+    mine = _mine(turn.query)
+    if command not in mine.open:
+        return
+    _change(turn, commands=tuple(each for each in mine.commands if each != command))
+    if mine.current is not None:
+        left = tuple(each for each in mine.current.commands if each != command)
+        _change(turn, current=replace(mine.current, commands=left))
+    turn.end(command, "it was given up")
 
 
 def holds(query: Query) -> bool:
@@ -120,7 +153,7 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
         return ()
     if query.now < mine.not_before:
         return ()
-    due = frozenset(name for name in query.operators if _is_due(query, mine, name))
+    due = frozenset(n for n in query.operators if urgent(query) or _is_due(query, mine, n))
     _change(turn, ordered=due)
     chosen = due | mine.wanted
     return tuple(
@@ -135,7 +168,8 @@ def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
     last = dict(mine.last)
     for name in mine.ordered:
         last[name], batches[name] = turn.query.now, 0
-    _change(turn, batches=batches, last=last, ordered=frozenset())
+    changed = _shares_changed(turn.query, reports)
+    _change(turn, batches=batches, last=last, changed=changed, ordered=frozenset())
     told = {i: r for i, r in reports.items() if _is_mine(r)}
     if not told or mine.current is not None:
         return
@@ -143,7 +177,7 @@ def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
     commands = mine.commands if operators == set(turn.query.operators) else ()
     _change(
         turn,
-        current=Current(version, commands, since=turn.query.now),
+        current=Current(version, commands, turn.query.now, frozenset(operators)),
         wanted=mine.wanted - operators,
         commands=() if commands else mine.commands,
     )
@@ -165,6 +199,15 @@ def look(turn: Turn) -> None:
     query = turn.query
     mine = _mine(query)
     exhausted = _behind(query) >= query.policies.retained_offsets
+    if exhausted != mine.held:
+        _hold(turn, exhausted)
+        mine = _mine(turn.query)
+    if exhausted and mine.failures and mine.current is None and not query.policies.hold:
+        turn.stop(
+            f"checkpoints fail; the newest one is of version {_restartable(query)}, and Spark's "
+            f"log of offsets will not reach back to it after batch {query.committed}"
+        )
+        return
     everything = frozenset(query.operators if mine.commands or exhausted else ())
     wanted = mine.wanted | everything
     if not wanted or mine.current is not None or query.running or query.suspects:
@@ -173,7 +216,7 @@ def look(turn: Turn) -> None:
         return
     if query.committed == NO_VERSION:
         for command in mine.commands:
-            turn.send(End(command, result=NO_VERSION))
+            turn.end(command, result=NO_VERSION)
         _change(turn, wanted=frozenset(), commands=())
         return
     patience = _SHORT if mine.commands and query.batch is None else _PATIENCE
@@ -181,7 +224,7 @@ def look(turn: Turn) -> None:
         return
     _change(
         turn,
-        current=Current(query.committed, mine.commands, at_rest=True, since=query.now),
+        current=Current(query.committed, mine.commands, query.now, wanted, at_rest=True),
         wanted=frozenset(),
         commands=(),
     )
@@ -194,6 +237,14 @@ def look(turn: Turn) -> None:
             order = Capture(wanted_capture, each, query.committed, fence)
             turn.order(order, Owner.CHECKPOINT)
     _go_on(turn)
+
+
+def _hold(turn: Turn, exhausted: bool) -> None:
+    """A restart would have to run more batches again than Spark's log has, or no longer so."""
+    published, committed = _restartable(turn.query), turn.query.committed
+    kind = "stream held" if exhausted else "stream goes on"
+    turn.tell(kind, published=published, committed=committed)
+    _change(turn, held=exhausted)
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
@@ -265,9 +316,10 @@ def interrupt(turn: Turn) -> None:
 def abandon(turn: Turn, reason: str) -> None:
     """The query goes back to an earlier version: nothing that is under way counts."""
     mine = _mine(turn.query)
-    commands = mine.commands if mine.current is None else (*mine.current.commands, *mine.commands)
-    for command in commands:
-        turn.send(End(command, reason))
+    if mine.current is not None:
+        turn.tell("checkpoint failed", version=mine.current.version, reason=reason)
+    for command in mine.open:
+        turn.end(command, reason)
     turn.change(checkpoints=Checkpoints(last=mine.last, failures=mine.failures))
 
 
@@ -294,8 +346,19 @@ def _capture(query: Query, each: Slice) -> CaptureWanted:
     return CaptureWanted(each.id, each.groups, each.base if known else None, clean=True)
 
 
+def _shares_changed(query: Query, reports: Mapping[SliceId, SliceReport]) -> dict[str, float]:
+    rows = dict.fromkeys(query.operators, 0)
+    changed = dict.fromkeys(query.operators, 0)
+    for which, report in reports.items():
+        if which in query.slices:
+            rows[query.slices[which].operator] += report.rows
+            changed[query.slices[which].operator] += report.changed
+    return {name: changed[name] / rows[name] if rows[name] else 1.0 for name in query.operators}
+
+
 def _is_due(query: Query, mine: Checkpoints, name: str) -> bool:
-    situation = Situation(query.now, mine.last.get(name, 0), mine.batches.get(name, 0))
+    last, batches = mine.last.get(name, 0), mine.batches.get(name, 0)
+    situation = Situation(query.now, last, batches, name, mine.changed.get(name, 1.0))
     return query.policies.checkpointing.decide(situation) is not None
 
 
@@ -358,7 +421,9 @@ def _go_on(turn: Turn) -> None:
         if failures > query.policies.tolerate:
             turn.stop(f"{failures} checkpoints in a row failed: {reason}")
     for command in current.commands:
-        turn.send(End(command, current.failure, current.version))
+        turn.end(command, current.failure, current.version)
+    if current.failure is None:
+        _tidy(turn)
     review(turn)
 
 
@@ -375,10 +440,15 @@ def _whole(query: Query, version: Version) -> Published | None:
 
 
 def _published(turn: Turn, published: Published) -> None:
+    others = (p for p in turn.query.published if p.version != published.version)
+    turn.change(published=(*others, published))
+
+
+def _tidy(turn: Turn) -> None:
+    """Keep of older versions and parts what still serves, and chains short."""
     query = turn.query
-    newer = (*(p for p in query.published if p.version != published.version), published)
     retain = query.policies.checkpointing.retain
-    kept, old = newer[-retain:], newer[:-retain]
+    kept, old = query.published[-retain:], query.published[:-retain]
     turn.change(published=kept)
     needed = _needed(turn.query)
     dropped: list[Part] = []

@@ -46,8 +46,11 @@ class SliceReport:
     captured: Captured | None = None
     not_captured: str | None = None
     rows: int = 0
+    """The rows of its table."""
     changed: int = 0
+    """How many of them have changed since the base of its next capture."""
     left_to_shed: int = 0
+    """The rows of groups that have left it, which it has not dropped yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Failed:
     unreachable: Host | None = None
     """The node that did not answer."""
     damaged: str | None = None
-    """The part that cannot be read."""
+    """The part that none of its holders can give."""
     missing: SliceId | None = None
     """The slice whose table is not there, or not at the version it should be at."""
     fenced: bool = False

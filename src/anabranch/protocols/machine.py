@@ -26,8 +26,18 @@ from anabranch.protocols.events import (
     TimePassed,
 )
 from anabranch.protocols.model import Host, Role, serving
-from anabranch.protocols.orders import Order, OrderId
+from anabranch.protocols.orders import (
+    Captured,
+    Drop,
+    Inspect,
+    Order,
+    OrderId,
+    Prepare,
+    Store,
+    Withdraw,
+)
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn, node_of
+from anabranch.state.part import Part
 
 
 def step(query: Query, event: Event, now: int) -> tuple[Query, list[tuple[OrderId | None, Order]]]:
@@ -70,6 +80,7 @@ def _take(turn: Turn, event: Event) -> None:
             read.want(turn, event)
         case GiveUp(command):
             move.give_up(turn, command)
+            checkpoint.give_up(turn, command)
         case TimePassed():
             pass
 
@@ -100,7 +111,8 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
         return
     waiting = turn.query.outstanding.get(event.order)
     if waiting is None:
-        return  # it came twice, or nobody waits for it any more
+        _drop_what_nobody_wants(turn, event)
+        return
     rest = {n: w for n, w in turn.query.outstanding.items() if n != event.order}
     turn.change(outstanding=rest)
     _hand_over(turn, waiting, event)
@@ -115,6 +127,20 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
             turn.change(suspects=turn.query.suspects | {suspect.id})
 
 
+def _drop_what_nobody_wants(turn: Turn, event: Done | Failed) -> None:
+    """An answer came twice, or after nobody waited for it any more: leave no files behind."""
+    query = turn.query
+    match event:
+        case Done(answer=Captured(file, node=host)) if host in query.nodes:
+            orders = [waiting.order for waiting in query.outstanding.values()]
+            if not any(isinstance(each, Store) and each.captured.file == file for each in orders):
+                turn.send(Drop(host, files=(file,)))
+        case Done(answer=Part() as part) if not query.knows(part):
+            turn.send(Withdraw((), (part,)))
+        case _:
+            pass
+
+
 def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     match waiting.owner:
         case Owner.NODES:
@@ -122,6 +148,8 @@ def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             nodes.answer(turn, waiting, event)
             for host in known - turn.query.nodes.keys():
                 _after_loss(turn, host)
+            if isinstance(waiting.order, Inspect) and isinstance(event, Failed):
+                _fail_orders_at(turn, waiting.order.host, "it does not answer")
             checkpoint.review(turn)
         case Owner.CHECKPOINT:
             checkpoint.answer(turn, waiting, event)
@@ -151,7 +179,12 @@ def _after_loss(turn: Turn, host: Host) -> None:
     restart.node_lost(turn, host)
     recover.node_lost(turn, host)
     move.node_lost(turn, host)
-    for number, waiting in list(turn.query.outstanding.items()):
-        if node_of(waiting.order) == host and number in turn.query.outstanding:
-            _answer(turn, Failed(number, f"node {host} was lost"))
+    _fail_orders_at(turn, host, "it was lost")
     checkpoint.review(turn)
+
+
+def _fail_orders_at(turn: Turn, host: Host, why: str) -> None:
+    for number, waiting in list(turn.query.outstanding.items()):
+        is_there = node_of(waiting.order) == host and not isinstance(waiting.order, Prepare)
+        if is_there and number in turn.query.outstanding:
+            _answer(turn, Failed(number, f"node {host}: {why}"))

@@ -66,6 +66,8 @@ class Node:
     """How often in a row its agent could not be started."""
     retry_at: int = 0
     """When to try again, in microseconds of the coordinator's clock."""
+    probed_at: int = 0
+    """When it was asked last whether its agent still answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,21 @@ class Published:
     parts: Mapping[str, tuple[Part, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that is under way in a query: what is done now, why, and since when."""
+
+    kind: str
+    """``move``, ``merge``, ``checkpoint``, ``recovery`` or ``restart``."""
+    what: str
+    """What is changed, such as the name of an operator."""
+    why: str
+    step: str
+    """What is done now."""
+    since: int
+    """When it began, in microseconds of the coordinator's clock."""
+
+
 class _Reached(NamedTuple):
     """What can be made of some parts."""
 
@@ -101,11 +118,12 @@ class _Reached(NamedTuple):
 class Inventory:
     """The parts of one operator, oldest first, and which versions can be made of them."""
 
-    __slots__ = ("_known", "parts")
+    __slots__ = ("_known", "_usable", "parts")
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: (part.version, part.base is None)))
         self._known: tuple[frozenset[str], _Reached] | None = None
+        self._usable: dict[frozenset[Host], frozenset[str]] = {}
 
     def __repr__(self) -> str:
         return f"Inventory({[part.name for part in self.parts]})"
@@ -117,6 +135,14 @@ class Inventory:
     def without(self, names: Collection[str]) -> Inventory:
         """The inventory after parts were dropped."""
         return Inventory(part for part in self.parts if part.name not in names)
+
+    def usable(self, backup: Backup, hosts: frozenset[Host]) -> frozenset[str]:
+        """The names of the parts that can be had from these nodes; a query has one backup only."""
+        found = self._usable.get(hosts)
+        if found is None:
+            found = frozenset(p.name for p in self.parts if backup.available(p, hosts))
+            self._usable[hosts] = found
+        return found
 
     def reach(self, usable: frozenset[str]) -> Mapping[Version, KeyGroups]:
         """For each version the groups whose state at it can be made of parts with these names.

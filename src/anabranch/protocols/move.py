@@ -6,6 +6,10 @@ running the batches since. When they are a batch or two behind, the stream is he
 and rows go to them from the next batch on. Until then nothing of the query has changed: a move that
 fails is begun again, and one that is given up leaves nothing behind. Groups that stay, stay in
 their tables; slices from which groups moved shed the rows later.
+
+The smallest slices of an instance that has too many are merged by a move as well: their groups go
+to a new slice on the same node. Nothing is routed in another way, and a slice that sheds may be
+among them, since the new one has no other rows than those that are served.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from enum import Enum
 
 from anabranch.protocols import checkpoint
 from anabranch.protocols.events import Done, Failed, Rebalance, Scale, SliceReport
-from anabranch.protocols.model import Host, Role, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import Change, Host, Role, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
     Advance,
@@ -25,7 +29,6 @@ from anabranch.protocols.orders import (
     CaptureWanted,
     CommandId,
     Drop,
-    End,
     Make,
     Replay,
     Store,
@@ -45,6 +48,17 @@ _PATIENCE = 5 * SECOND
 _SHORT = SECOND // 5
 """So long where Spark has no batch to run."""
 _PAUSE = SECOND // 2
+_MERGE_PAUSE = 60 * SECOND
+"""So long slices of an instance are not merged after it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSlices:
+    """The smallest slices of an instance are to be one; no user's command, but treated like one."""
+
+    command: CommandId
+    operator: str
+    instance: int
 
 
 class Phase(Enum):
@@ -70,7 +84,7 @@ class Transfer:
 class Move:
     """A move under way."""
 
-    event: Scale | Rebalance
+    event: Scale | Rebalance | MergeSlices
     operator: str
     since: int
     begun: Version
@@ -99,6 +113,18 @@ class Move:
         return self.event.command
 
     @property
+    def change(self) -> Change:
+        """What is done now, why, and since when."""
+        match self.event:
+            case Scale(instances=count):
+                kind, why = "move", f"scale to {count} instances"
+            case Rebalance():
+                kind, why = "move", "rebalance"
+            case MergeSlices(instance=instance):
+                kind, why = "merge", f"instance {instance} has many slices"
+        return Change(kind, self.operator, why, self.phase.value, self.since)
+
+    @property
     def at(self) -> Version:
         """The version of the slices at their new nodes."""
         return min((each.version for each in self.targets), default=NO_VERSION)
@@ -122,11 +148,18 @@ def give_up(turn: Turn, which: CommandId) -> None:
     waiting = tuple(each for each in turn.query.waiting if each.command != which)
     if waiting != turn.query.waiting:
         turn.change(waiting=waiting)
-        turn.send(End(which, "it was given up"))
+        turn.end(which, "it was given up")
     elif which in turn.query.moves:
         moving = turn.query.moves[which]
         _clear(turn, moving)
         _end(turn, moving, "it was given up")
+
+
+def abandon(turn: Turn, reason: str) -> None:
+    """The query goes back to an earlier version: nothing that is under way counts."""
+    for moving in list(turn.query.moves.values()):
+        _clear(turn, moving)
+        _end(turn, moving, reason)
 
 
 def run(turn: Turn) -> None:
@@ -134,6 +167,8 @@ def run(turn: Turn) -> None:
     query = turn.query
     if query.restart or query.recovery or query.suspects or query.stopped:
         return
+    if not turn.query.moves and turn.query.now >= turn.query.merge_after:
+        _merge_where_crowded(turn)
     while turn.query.waiting and not turn.query.moves:
         event, *rest = turn.query.waiting
         turn.change(waiting=tuple(rest))
@@ -239,7 +274,22 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
         if wanted:
             _put(turn, Move(event, operator, query.now, query.committed, phase_since=query.now))
             return
-    turn.send(End(event.command))
+    turn.end(event.command)
+
+
+def _merge_where_crowded(turn: Turn) -> None:
+    """Begin to merge the smallest slices of an instance that has too many."""
+    query = turn.query
+    for name, routed in query.routed.items():
+        for instance in range(routed.routing.instances):
+            if len(_slices_of(query, name, instance)) > query.policies.most_slices:
+                event = MergeSlices(CommandId(-turn.number()), name, instance)
+                _put(turn, Move(event, name, query.now, query.committed, phase_since=query.now))
+                return
+
+
+def _slices_of(query: Query, operator: str, instance: int) -> list[Slice]:
+    return [s for s in serving(query.slices.values(), operator) if s.instance == instance]
 
 
 def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
@@ -286,9 +336,13 @@ def _prepare(turn: Turn, moving: Move) -> None:
             before = {each: of.hosts for each, of in query.routed.items()}
             place = query.policies.placement.place
             hosts = place(instances | {name: count}, query.ready, before)[name]
+            targets, transfers = _divide(turn, name, now, Routed(routing, tuple(hosts)))
         case Rebalance():
             routing, hosts = now.routing, _balanced(query, name)
-    targets, transfers = _divide(turn, name, now, Routed(routing, tuple(hosts)))
+            targets, transfers = _divide(turn, name, now, Routed(routing, tuple(hosts)))
+        case MergeSlices(instance=instance):
+            routing, hosts = now.routing, now.hosts
+            targets, transfers = _unite(turn, name, instance)
     if not targets:
         _end(turn, moving, None)
         return
@@ -330,6 +384,27 @@ def _divide(
             if each.groups & gained:
                 transfers.append(Transfer(each.id, target.id, each.groups & gained))
     return tuple(targets), tuple(transfers)
+
+
+def _unite(
+    turn: Turn, operator: str, instance: int
+) -> tuple[tuple[Slice, ...], tuple[Transfer, ...]]:
+    """A new slice for the groups of the smallest slices of an instance, and where they are now.
+
+    Half as many slices as there may be are left, so that it is some time until there are too many.
+    """
+    query = turn.query
+    most = query.policies.most_slices
+    found = sorted(_slices_of(query, operator, instance), key=lambda each: len(each.groups))
+    if len(found) <= most:
+        return (), ()
+    small = found[: len(found) - max(1, most // 2) + 1]
+    groups = KeyGroups()
+    for each in small:
+        groups = groups | each.groups
+    host = query.routed[operator].hosts[instance]
+    target = Slice(turn.slice_id(), operator, instance, host, groups, Role.ARRIVING)
+    return (target,), tuple(Transfer(each.id, target.id, each.groups) for each in small)
 
 
 def _capture(turn: Turn, moving: Move) -> None:
@@ -501,7 +576,18 @@ def _switch(turn: Turn, moving: Move) -> None:
     turn.remove(frozenset(emptied))
     turn.put(*(replace(each, role=Role.SERVING) for each in moving.targets))
     turn.arrange({**query.routed, moving.operator: moving.after})
+    if isinstance(moving.event, MergeSlices):
+        turn.tell("slices merged", operator=moving.operator, slices=[s.id for s in moving.targets])
+    else:
+        _tell_scaled(turn, moving)
+    _end(turn, moving, None)
+    checkpoint.review(turn)
+
+
+def _tell_scaled(turn: Turn, moving: Move) -> None:
+    query = turn.query
     assert moving.before is not None
+    assert moving.after is not None
     turn.tell(
         "scale",
         seconds=(query.now - moving.since) / SECOND,
@@ -514,13 +600,12 @@ def _switch(turn: Turn, moving: Move) -> None:
         batches=query.committed - moving.begun,
         pause=(query.now - moving.phase_since) / SECOND,
     )
-    _end(turn, moving, None)
-    checkpoint.review(turn)
 
 
 def _again(turn: Turn, moving: Move, reason: str) -> None:
     """Begin a move again, from what is known now; after some attempts, leave it."""
-    turn.tell("scale failed", operator=moving.operator, attempt=moving.attempts, reason=reason)
+    kind = "merge failed" if isinstance(moving.event, MergeSlices) else "scale failed"
+    turn.tell(kind, operator=moving.operator, attempt=moving.attempts, reason=reason)
     _clear(turn, moving)
     if moving.attempts >= _ATTEMPTS:
         _end(turn, moving, reason)
@@ -545,8 +630,11 @@ def _end(turn: Turn, moving: Move, error: str | None) -> None:
     turn.change(moves=moves)
     if error is None and isinstance(moving.event, Rebalance):
         turn.change(waiting=(moving.event, *turn.query.waiting))  # there may be other operators
-    else:
-        turn.send(End(moving.command, error))
+        return
+    if error is not None and isinstance(moving.event, MergeSlices):
+        turn.change(merge_after=turn.query.now + _MERGE_PAUSE)
+        turn.send(Wake(turn.query.now + _MERGE_PAUSE))
+    turn.end(moving.command, error)
 
 
 def _next(turn: Turn, moving: Move, phase: Phase) -> Move:

@@ -2,7 +2,9 @@
 
 A node is alive while it has an executor, and ready while its agent answers. Tasks run on nodes that
 are alive; everything else is asked of nodes that are ready. An agent that does not answer is
-replaced. A node whose agent cannot be replaced counts as lost, and is looked at again later.
+replaced. A node whose agent cannot be replaced counts as lost, and is looked at again later. Orders
+may take long, so a node that is slow with one is asked whether its agent answers at all; so is,
+less often, a node of which nothing is asked, as it may hold backups.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from dataclasses import replace
 
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import Host, Node, Readiness, serving
-from anabranch.protocols.orders import SECOND, AskNodes, Drop, Prepare, Wake
-from anabranch.protocols.query import Outstanding, Owner, Turn
+from anabranch.protocols.orders import SECOND, AskNodes, Drop, Inspect, Prepare, Wake
+from anabranch.protocols.query import PROBE, Outstanding, Owner, Turn, node_of
 
 _TRIES = 3
 _PAUSE = 1 * SECOND
 _BANNED = 30 * SECOND
+_IDLE = 60 * SECOND
+"""A node that nothing is asked of is probed so often."""
 
 
 def add(turn: Turn, host: Host) -> None:
@@ -38,14 +42,14 @@ def remove(turn: Turn, host: Host) -> None:
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
-    """The answer of a node to Prepare: what it has that nobody needs is dropped."""
+    """The answer of a node to Prepare, after which it drops what nobody needs, or to a probe."""
     match waiting.order, event:
         case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
-            _put(turn, Node(host, Readiness.READY))
+            _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now))
             turn.forget_parts(host, found.parts)
-            strangers = found.tables.keys() - turn.query.slices.keys()
-            if strangers and turn.query.restart is None:
-                turn.send(Drop(host, tuple(sorted(strangers))))
+            _drop_strangers(turn, host, found)
+        case Inspect(host), Done(answer=Inspected() as found):
+            _drop_strangers(turn, host, found)
         case Prepare(host), Failed(reason=reason) if host in turn.query.nodes:
             node = turn.query.nodes[host]
             if node.failures + 1 >= _TRIES:
@@ -57,6 +61,17 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
                 retry = turn.query.now + _PAUSE
                 _put(turn, Node(host, Readiness.NEW, node.failures + 1, retry))
                 turn.send(Wake(retry))
+
+        case Inspect(host), Failed(reason=reason):
+            turn.tell("node does not answer", host=host, reason=reason)
+            unreachable(turn, host)
+
+
+def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
+    """Have tables dropped of which nothing is known any more."""
+    strangers = found.tables.keys() - turn.query.slices.keys()
+    if strangers and turn.query.restart is None:
+        turn.send(Drop(host, tuple(sorted(strangers))))
 
 
 def unreachable(turn: Turn, host: Host) -> None:
@@ -77,6 +92,29 @@ def look(turn: Turn) -> None:
             rest = {name: at for name, at in turn.query.banned.items() if name != host}
             turn.change(banned=rest)
             add(turn, host)
+    _probe(turn)
+
+
+def _probe(turn: Turn) -> None:
+    """Ask agents whether they answer: those that are slow with an order, now and then all."""
+    query = turn.query
+    if query.now < query.probe_at or not query.nodes:
+        return
+    busy, slow = False, set()
+    for waiting in query.outstanding.values():
+        host = node_of(waiting.order)
+        busy = busy or host is not None
+        if waiting.owner is not Owner.NODES and waiting.since + PROBE <= query.now:
+            slow.add(host)
+    later = query.now + (PROBE if busy else _IDLE)
+    turn.change(probe_at=later)
+    turn.send(Wake(later))
+    for node in query.nodes.values():
+        since = query.now - node.probed_at
+        due = since >= _IDLE or (node.host in slow and since >= PROBE)
+        if due and node.readiness is Readiness.READY:
+            _put(turn, replace(node, probed_at=query.now))
+            turn.order(Inspect(node.host), Owner.NODES)
 
 
 def ask_for_more(turn: Turn) -> None:

@@ -72,7 +72,10 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the table of a slice from parts; without parts it is empty."""
+    """Make the table of a slice from parts, oldest first; without parts it is empty.
+
+    A part counts only for those groups of the slice that are at a version which it follows on.
+    """
 
     slice: Slice
     parts: tuple[Part, ...]
@@ -115,7 +118,10 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Bring a captured file to its holders; answered by the part that it then is."""
+    """Bring a captured file to its holders; answered by the part that it then is.
+
+    Its name is one that no part had before: what nobody waits for any more is dropped by name.
+    """
 
     captured: Captured
     holders: tuple[Host, ...]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.protocols.model import (
     Backup,
+    Change,
     Host,
     Inventory,
     Node,
@@ -23,11 +24,13 @@ from anabranch.protocols.model import (
 )
 from anabranch.protocols.orders import (
     PATIENCE,
+    SECOND,
     Advance,
     Answered,
     Capture,
     CommandId,
     Drop,
+    End,
     Inspect,
     Make,
     Merge,
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
     from anabranch.protocols.read import Read
     from anabranch.protocols.recover import Recovery
     from anabranch.protocols.restart import Restart
+
+PROBE = 10 * SECOND
+"""A node that has not answered an order for so long is asked whether its agent answers at all."""
 
 FENCES = 1 << 40
 """A fence is the driver's epoch times this, plus a number that grows."""
@@ -77,6 +83,11 @@ class Outstanding:
     command: CommandId | None
     """The command of the move that it is for."""
     deadline: int
+
+    @property
+    def since(self) -> int:
+        """When the order was given."""
+        return self.deadline - PATIENCE[type(self.order)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +121,14 @@ class Policies:
     """Whether what was sent to operators is kept, to be run again."""
     begins_empty: bool = False
     """Whether state that is lost begins empty before the oldest batch that still matters."""
+    hold: bool = True
+    """Whether the stream waits until a checkpoint succeeds when Spark's log of offsets would soon
+    not reach back to the newest published version; if not, the query stops when one fails then."""
+    most_slices: int = 8
+    """An instance with more slices than this has its smallest ones merged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Query:
     """All that is known of a running query; owned by one loop, which replaces it event by event."""
 
@@ -142,10 +158,14 @@ class Query:
     checkpoints: Checkpoints | None = None
     moves: Mapping[CommandId, Move] = field(default_factory=dict)
     waiting: tuple[Scale | Rebalance, ...] = ()
+    merge_after: int = 0
+    """Slices of an instance are not merged before, as it has failed."""
     recovery: Recovery | None = None
     restart: Restart | None = None
     reads: tuple[Read, ...] = ()
     asked_nodes: int = 0
+    probe_at: int = 0
+    """When nodes are probed next."""
     numbers: int = 0
     """How many numbers were given to slices, orders and fences."""
     stopped: str | None = None
@@ -166,6 +186,29 @@ class Query:
         return frozenset(h for h, n in self.nodes.items() if n.readiness is Readiness.READY)
 
     @property
+    def oldest(self) -> int:
+        """The oldest batch whose offsets Spark's log still has for certain."""
+        return max(self.oldest_offsets, self.committed + 1 - self.policies.retained_offsets)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What every protocol does now, why, and since when."""
+        found = [moving.change for moving in self.moves.values()]
+        if self.recovery is not None:
+            found.append(self.recovery.change)
+        if self.restart is not None:
+            found.append(self.restart.change)
+        if self.checkpoints is not None and self.checkpoints.current is not None:
+            found.append(self.checkpoints.current.change)
+        for waiting in self.outstanding.values():
+            if isinstance(waiting.order, Merge):
+                merge = waiting.order
+                why = f"a chain of {len(merge.parts)} parts has become long"
+                step = f"merging parts of slice {merge.slice.id}"
+                found.append(Change("merge", merge.slice.operator, why, step, waiting.since))
+        return tuple(found)
+
+    @property
     def lost(self) -> tuple[Slice, ...]:
         """Serving slices whose node is gone."""
         return tuple(s for s in serving(self.slices.values()) if s.node not in self.nodes)
@@ -175,16 +218,18 @@ class Query:
 
         A node that is alive counts though its agent may be starting just now.
         """
-        hosts = self.nodes.keys() if nodes is None else nodes
-        available = self.policies.backup.available
-        return frozenset(p.name for p in self.inventory[operator].parts if available(p, hosts))
+        hosts = frozenset(self.nodes) if nodes is None else nodes
+        return self.inventory[operator].usable(self.policies.backup, hosts)
+
+    def knows(self, part: Part) -> bool:
+        """Whether a part is in the inventory, or named by a published version."""
+        of = [manifest.parts.get(part.operator, ()) for manifest in self.published]
+        known = (self.inventory[part.operator].parts, *of)
+        return any(part.name == each.name for parts in known for each in parts)
 
     def protected(self, each: Slice) -> Version | None:
         """The newest version of a slice that outlives its own node, if there is one."""
-        others = self.nodes.keys() - {each.node}
-        available = self.policies.backup.available
-        parts = self.inventory[each.operator].parts
-        safe = frozenset(p.name for p in parts if available(p, others))
+        safe = self.usable(each.operator, frozenset(self.nodes.keys() - {each.node}))
         return self.inventory[each.operator].newest(each.groups, safe)
 
     def holders(self, each: Slice) -> tuple[Host, ...]:
@@ -220,7 +265,12 @@ class Turn:
 
     def change(self, **fields: Any) -> None:
         """Give fields of the query other values."""
-        self.query = replace(self.query, **fields)
+        # dataclasses.replace asks for every field; a step makes this change a few times.
+        if not fields.keys() <= self.query.__dict__.keys():
+            raise TypeError(f"a query has no {sorted(fields.keys() - self.query.__dict__.keys())}")
+        changed = object.__new__(Query)
+        changed.__dict__.update(self.query.__dict__, **fields)
+        self.query = changed
 
     def number(self) -> int:
         """A number that was not given before."""
@@ -243,6 +293,10 @@ class Turn:
         self.change(outstanding={**self.query.outstanding, number: waiting})
         self.orders.append((number, order))
         self.send(Wake(deadline))
+        probe = self.query.now + PROBE
+        if node_of(order) is not None and not self.query.now < self.query.probe_at <= probe:
+            self.change(probe_at=probe)
+            self.send(Wake(probe))
         return number
 
     def send(self, order: Order) -> None:
@@ -254,10 +308,22 @@ class Turn:
         self.send(Tell(kind, details))
 
     def stop(self, reason: str) -> None:
-        """End the query."""
-        if self.query.stopped is None:
-            self.change(stopped=reason)
-            self.send(Stop(reason))
+        """End the query, and every command that was not carried out yet."""
+        query = self.query
+        if query.stopped is not None:
+            return
+        self.change(stopped=reason)
+        commands = [each.command for each in (*query.waiting, *query.moves.values())]
+        if query.checkpoints is not None:
+            commands += query.checkpoints.open
+        for command in commands:
+            self.end(command, f"the query stopped: {reason}")
+        self.send(Stop(reason))
+
+    def end(self, command: CommandId, error: str | None = None, result: object = None) -> None:
+        """Let who gave a command know how it ended."""
+        if command >= 0:  # the others are the query's own
+            self.send(End(command, error, result))
 
     def forget(self, *owners: Owner, command: CommandId | None = None) -> list[Outstanding]:
         """Do not wait any more for the answers that a protocol waits for; what they would be."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from anabranch.protocols.events import Done, Failed, ReadState
 from anabranch.protocols.model import serving
-from anabranch.protocols.orders import Capture, Captured, CaptureWanted, CommandId, Drop, End
+from anabranch.protocols.orders import Capture, Captured, CaptureWanted, CommandId, Drop
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 
 _ATTEMPTS = 3
@@ -84,7 +84,7 @@ def _drop(turn: Turn, each: Read) -> None:
 
 def _end(turn: Turn, each: Read) -> None:
     turn.change(reads=tuple(r for r in turn.query.reads if r.command != each.command))
-    turn.send(End(each.command, each.failure, each.captured))
+    turn.end(each.command, each.failure, each.captured)
 
 
 def _put(turn: Turn, each: Read) -> None:

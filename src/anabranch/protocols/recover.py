@@ -17,7 +17,7 @@ from enum import Enum
 
 from anabranch.protocols import checkpoint, move, restart
 from anabranch.protocols.events import Done, Failed, Inspected
-from anabranch.protocols.model import Host, Role, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import Change, Host, Role, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import SECOND, Inspect, Make, Replay, Wake
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
@@ -56,6 +56,13 @@ class Recovery:
     replays: int = 0
     """How many replays have failed."""
     not_before: int = 0
+
+    @property
+    def change(self) -> Change:
+        """What is done now, why, and since when."""
+        what = ", ".join(sorted({each.operator for each in self.made})) or "slices"
+        why = f"{len(self.lost)} slices are lost" if self.lost else "slices may be lost"
+        return Change("recovery", what, why, self.phase.value, self.since)
 
 
 def run(turn: Turn) -> None:
@@ -214,21 +221,16 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
     for name in versions:
         routed[name] = Routed(routed[name].routing, hosts[name])
         mine = [each for each in lost if each.operator == name]
+        gone, at = KeyGroups(), versions[name]
+        for each in mine:
+            gone = gone | each.groups
         for instance, owned in enumerate(routed[name].routing.owners):
-            for each in mine:
-                groups = owned & each.groups
-                if groups:
-                    fresh = Slice(
-                        turn.slice_id(),
-                        name,
-                        instance,
-                        hosts[name][instance],
-                        groups,
-                        Role.ARRIVING,
-                        versions[name],
-                        versions[name],
-                    )
-                    made.append(fresh)
+            if owned & gone:
+                node, groups = hosts[name][instance], owned & gone
+                fresh = Slice(
+                    turn.slice_id(), name, instance, node, groups, Role.ARRIVING, at, base=at
+                )
+                made.append(fresh)
     turn.put(*made)
     recovery = turn.query.recovery
     assert recovery is not None

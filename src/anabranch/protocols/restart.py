@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from anabranch.protocols import checkpoint
+from anabranch.protocols import checkpoint, move
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
+    Change,
     Facts,
     Host,
     Inventory,
@@ -25,7 +26,7 @@ from anabranch.protocols.model import (
     Slice,
     SliceId,
 )
-from anabranch.protocols.orders import SECOND, End, Inspect, Make, Rewind, Wake, Withdraw
+from anabranch.protocols.orders import SECOND, Inspect, Make, Rewind, Wake, Withdraw
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
@@ -57,6 +58,7 @@ class Restart:
     target: Version
     """Everything up to here was committed."""
     phase: Phase
+    why: str = "a driver took the query over"
     found: Mapping[SliceId, frozenset[Version]] = field(default_factory=dict)
     """The tables in place, and the versions that they can be brought to."""
     damaged: frozenset[Version] = frozenset()
@@ -67,6 +69,12 @@ class Restart:
     not_before: int = 0
     trusted: bool = True
     """Whether what was committed after the newest published version counts."""
+
+    @property
+    def change(self) -> Change:
+        """What is done now, why, and since when."""
+        what = f"version {self.start}" if self.made else f"up to version {self.target}"
+        return Change("restart", what, self.why, self.phase.value, self.since)
 
 
 def take_over(turn: Turn, facts: Facts) -> None:
@@ -97,11 +105,10 @@ def begin(turn: Turn, reason: str) -> None:
     turn.tell("going back", reason=reason, committed=query.committed)
     target = Version(max(query.committed, query.delivered))
     turn.forget(Owner.RECOVERY, Owner.CHECKPOINT, Owner.MERGE, Owner.MOVE)
-    for moving in query.moves.values():
-        turn.remove(frozenset(each.id for each in moving.targets))
-        turn.send(End(moving.command, f"the query went back to an earlier version: {reason}"))
-    checkpoint.abandon(turn, reason)
-    turn.change(moves={}, restart=Restart(query.now, target, Phase.CHOOSE), recovery=None)
+    why = f"the query went back to an earlier version: {reason}"
+    move.abandon(turn, why)
+    checkpoint.abandon(turn, why)
+    turn.change(restart=Restart(query.now, target, Phase.CHOOSE, reason), recovery=None)
     turn.send(Wake(query.now + _HOLDERS))
 
 
@@ -218,7 +225,7 @@ def _choose(turn: Turn) -> None:
         turn.send(Wake(restart.since + _HOLDERS))
         return
     start = _version(now)
-    if start + 1 < query.oldest_offsets and start < restart.target and restart.trusted:
+    if start + 1 < query.oldest and start < restart.target and restart.trusted:
         turn.stop(
             f"the state of version {restart.target} is lost; the newest version that can be had "
             f"is {start}, and Spark's log no longer has the offsets of batch {start + 1}"
@@ -304,6 +311,7 @@ def _finish(turn: Turn) -> None:
         suspects=frozenset(),
         committed=restart.start,
         delivered=Version(max(restart.target, query.delivered)),
+        oldest_offsets=query.oldest,
         published=published,
         inventory=_inventory(query, published),
         trimmed=dict.fromkeys(query.operators, restart.start),

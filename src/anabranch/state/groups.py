@@ -22,6 +22,9 @@ from anabranch.errors import PlanError
 MAX_KEY_GROUPS = 1 << 16
 """Groups are kept as uint16."""
 
+_END = (MAX_KEY_GROUPS, MAX_KEY_GROUPS + 1)
+"""A range behind all others."""
+
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -98,9 +101,13 @@ class KeyGroups:
         return any(start <= group < stop for start, stop in self.ranges)  # type: ignore[operator]
 
     def __or__(self, other: KeyGroups) -> KeyGroups:
-        return KeyGroups(self.ranges + other.ranges)
+        if not self.ranges or self.ranges == other.ranges:
+            return other
+        return KeyGroups(self.ranges + other.ranges) if other.ranges else self
 
     def __and__(self, other: KeyGroups) -> KeyGroups:
+        if self.ranges == other.ranges:
+            return self
         shared, mine, theirs = [], 0, 0
         while mine < len(self.ranges) and theirs < len(other.ranges):
             (a, b), (c, d) = self.ranges[mine], other.ranges[theirs]
@@ -110,14 +117,43 @@ class KeyGroups:
                 mine += 1
             else:
                 theirs += 1
-        return KeyGroups(tuple(shared))
+        return KeyGroups._sorted(shared)
 
     def __sub__(self, other: KeyGroups) -> KeyGroups:
-        edges = [0, *(edge for bounds in other.ranges for edge in bounds), MAX_KEY_GROUPS]
-        return self & KeyGroups(tuple(zip(edges[::2], edges[1::2], strict=True)))
+        left, theirs = [], iter(other.ranges)
+        start, stop = next(theirs, _END)
+        for at, end in self.ranges:
+            while stop <= at:
+                start, stop = next(theirs, _END)
+            while start < end:
+                if at < start:
+                    left.append((at, start))
+                at = stop
+                if stop > end:
+                    break
+                start, stop = next(theirs, _END)
+            if at < end:
+                left.append((at, end))
+        return KeyGroups._sorted(left)
 
     def __le__(self, other: KeyGroups) -> bool:
-        return not self - other
+        if self.ranges == other.ranges:
+            return True
+        theirs = iter(other.ranges)
+        start, stop = next(theirs, _END)
+        for at, end in self.ranges:
+            while stop <= at:
+                start, stop = next(theirs, _END)
+            if at < start or end > stop:
+                return False
+        return True
+
+    @classmethod
+    def _sorted(cls, ranges: list[tuple[int, int]]) -> KeyGroups:
+        """A set of ranges that are sorted, not empty, and do not touch."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "ranges", tuple(ranges))
+        return made
 
     def mask(self, groups: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which elements of an array of groups are in the set."""

@@ -110,7 +110,7 @@ class Slice:
         )
 
     def _shed(self, most: int) -> int:
-        return _shed(self.table, self.order.shed, most) if self.order.shed else 0
+        return self.table.shed(self.order.shed, most) if self.order.shed else 0
 
     def _capture(self, operator: str, root: Path) -> tuple[str | None, Version | None, str | None]:
         """The file of the capture that was asked for and its base, or why there is none."""
@@ -121,9 +121,9 @@ class Slice:
         if order.clean and base is not None and 2 * table.dirty_count > table.count:
             # All rows take hardly longer than most of them, and spare the reader a chain.
             base = None
-        held = self.order.groups | self.order.shed
-        taken = capture(table, operator, self.context.instance, groups=held, base=base)
-        taken = taken.select(order.groups)
+        whole = order.groups == self.order.groups and not self.order.shed
+        instance = self.context.instance
+        taken = capture(table, operator, instance, groups=order.groups, base=base, whole=whole)
         leaf = self.order.table.rpartition("/")[2]
         try:
             path = write_capture(taken, root, f"{operator}-{self.context.version}-{leaf}.arrow")
@@ -212,14 +212,6 @@ def _all_missing(missing: dict[TableName, StateMissing]) -> StateMissing:
     first, *others = missing.values()
     more = f", and {len(others)} more tables of the instance are missing" if others else ""
     return StateMissing.of(f"{first}{more}", sorted(missing))
-
-
-def _shed(table: StateTable, groups: KeyGroups, most: int) -> int:
-    """Drop up to so many rows of some groups; how many are left."""
-    rows = table.live()
-    rows = rows[groups.mask(table.groups(rows))]
-    table.delete(rows[:most])
-    return max(0, len(rows) - most)
 
 
 class Division:
