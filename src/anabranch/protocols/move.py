@@ -99,6 +99,8 @@ class Move:
     targets: tuple[Slice, ...] = ()
     parts: tuple[Part, ...] = ()
     """The parts that the targets are made of."""
+    made: bool = False
+    """Whether the targets have tables."""
     rounds: int = 0
     attempts: int = 1
     not_before: int = 0
@@ -239,7 +241,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             turn.add_part(part)
             _put(turn, replace(moving, parts=(*moving.parts, part)))
         case Make(slice, _, version), Done():
-            _reached(turn, moving, slice.id, version, clean=True)
+            _reached(turn, replace(moving, made=True), slice.id, version, clean=True)
         case Advance(slice, _, _, upto), Done():
             _reached(turn, moving, slice.id, upto, clean=True)
         case Replay(slices, upto), Done():
@@ -486,12 +488,16 @@ def _finish(turn: Turn, moving: Move) -> None:
     query = turn.query
     if query.running:
         return
-    if moving.at == query.committed:
+    if moving.made and moving.at == query.committed:
         _switch(turn, moving)
-    elif not moving.parts:
-        _capture_at_rest(turn, moving)
-    elif moving.at == NO_VERSION:
-        _make(turn, moving)
+    elif not moving.made:
+        # This is a move without a way to catch up: all of it happens while the stream is held.
+        if moving.parts:
+            _make(turn, moving)
+        else:
+            _capture_at_rest(turn, moving)
+    elif not query.policies.replays and not _changes_known(query, moving):
+        _again(turn, moving, "a batch came between, and there is no way to catch up with it")
     elif not _being_stored(query, moving) and not _advance(turn, moving):
         if _changes_known(query, moving):
             _capture_at_rest(turn, moving)
