@@ -36,7 +36,7 @@ class FakeHands:
             prepared = isinstance(order, o.Prepare)
             self.loop.tell(Done(number, Inspected({}) if prepared else None))
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, state_lost: bool) -> None:
         self.stopped.append(reason)
 
 

@@ -69,7 +69,7 @@ def lose_everything(state: Path) -> None:
 
 
 def lose_one_table(state: Path) -> None:
-    table = random.Random(0).choice(sorted(state.glob("*/tables/one@*/*")))
+    table = random.Random(0).choice(sorted(state.glob("*/tables/one/*")))
     shutil.rmtree(table)
 
 

@@ -234,7 +234,7 @@ def _taken_over(
         settings.trigger,
         settings.name,
     )
-    stream = Stream(launch, batches, ledger, loop, spark)
+    stream = Stream(launch, batches, ledger, events, loop, spark)
     layouts = {bound.name: bound.layout for bound in bounds.values()}
     asking = Asking(nodes, reign.epoch, before.query, layouts)
     shell = Shell(loop, asking, ledger, events, batches, replays, stream, stopped)

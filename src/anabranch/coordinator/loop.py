@@ -34,8 +34,8 @@ class Hands(Protocol):
         """Begin with an order; one with a number is answered by an event under it."""
         ...
 
-    def stop(self, reason: str) -> None:
-        """The query cannot go on."""
+    def stop(self, reason: str, *, state_lost: bool) -> None:
+        """The query cannot go on; maybe because state is lost that cannot be computed again."""
         ...
 
 
@@ -123,7 +123,7 @@ class Loop:
             reason = f"the coordinator failed: {type(error).__name__}: {error}"
             self._end(reason)
             assert self._hands is not None
-            self._hands.stop(reason)
+            self._hands.stop(reason, state_lost=False)
 
     def _next(self) -> Event | None:
         while True:
@@ -153,9 +153,9 @@ class Loop:
                 heapq.heappush(self._wakes, at)
             case End(command, error, result):
                 self._finish(command, error, result)
-            case Stop(reason):
+            case Stop(reason, state_lost):
+                self._hands.stop(reason, state_lost=state_lost)
                 self._end(reason)
-                self._hands.stop(reason)
             case _:
                 self._hands.carry_out(number, order)
 

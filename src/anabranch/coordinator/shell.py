@@ -268,11 +268,11 @@ class Shell:
             case _:
                 raise TypeError(f"nobody carries out {order}")
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, state_lost: bool) -> None:
         """See :meth:`~anabranch.coordinator.loop.Hands.stop`."""
         failure = self._batches.failure
         if failure is None or str(failure) not in reason:
-            failure = QueryFailed(reason)
+            failure = StateMissing(reason) if state_lost else QueryFailed(reason)
         self._stopped(failure)
 
     def close(self) -> None:
@@ -324,15 +324,15 @@ class Shell:
 
 def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed:
     """What the protocols must know of an error."""
-    reason = f"{type(error).__name__}: {error}"
     host = node_of(order)
     told = translated(error)
     return Failed(
         number,
-        reason,
+        str(told),
         unreachable=host if _is_silent(told) else None,
         damaged=_part_in(order, told) if isinstance(told, CheckpointError) else None,
         missing=_slice_in(order) if isinstance(told, StateMissing) else None,
+        final=isinstance(order, orders.Rewind) and isinstance(told, StateMissing | CheckpointError),
         fenced=isinstance(told, Deposed),
     )
 

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from anabranch.coordinator import rewind
 from anabranch.coordinator.batches import Batches, TakenBack
+from anabranch.coordinator.events import Events
 from anabranch.coordinator.failures import session_gone, translated
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
@@ -46,11 +47,18 @@ class Stream:
     """Spark's query, in as many lives as it takes. :meth:`run` returns when it is over."""
 
     def __init__(
-        self, launch: Launch, batches: Batches, ledger: Ledger, loop: Loop, spark: SparkSession
+        self,
+        launch: Launch,
+        batches: Batches,
+        ledger: Ledger,
+        events: Events,
+        loop: Loop,
+        spark: SparkSession,
     ) -> None:
         self._launch = launch
         self._batches = batches
         self._ledger = ledger
+        self._events = events
         self._loop = loop
         self._spark = spark
         self._lock = threading.Lock()
@@ -140,6 +148,7 @@ class Stream:
             start,
             again.target,
         )
+        self._events.add("power failure", restored=start, again=again.target - start)
         again.note(ledger.store)
         ledger.forget_after(start)
         for sink in replaceable:

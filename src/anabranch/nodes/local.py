@@ -192,7 +192,12 @@ class LocalNode:
         data = _mapped(file)
         store = self._backups(request, deadline)
         part = back_up(
-            store, read(data, name=str(file)), data, under=request.under, holders=request.holders, mark=_mark()
+            store,
+            read(data, name=str(file)),
+            data,
+            under=request.under,
+            holders=request.holders,
+            mark=_mark(),
         )
         file.unlink(missing_ok=True)
         return part

@@ -110,6 +110,8 @@ class Failed:
     """The part that none of its holders can give."""
     missing: SliceId | None = None
     """The slice whose table is not there, or not at the version it should be at."""
+    final: bool = False
+    """Whether it would fail again, however often it is tried."""
     fenced: bool = False
     """Whether another driver has taken over, and this one is refused."""
 

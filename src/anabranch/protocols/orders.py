@@ -249,6 +249,8 @@ class Stop:
     """The query cannot go on, for this reason."""
 
     reason: str
+    state_lost: bool = False
+    """Whether that is because state is lost that cannot be computed again."""
 
 
 Order = (

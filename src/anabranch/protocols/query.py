@@ -307,7 +307,7 @@ class Turn:
         """Let the user know."""
         self.send(Tell(kind, details))
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, state_lost: bool = False) -> None:
         """End the query, and every command that was not carried out yet."""
         query = self.query
         if query.stopped is not None:
@@ -318,7 +318,7 @@ class Turn:
             commands += query.checkpoints.open
         for command in commands:
             self.end(command, f"the query stopped: {reason}")
-        self.send(Stop(reason))
+        self.send(Stop(reason, state_lost))
 
     def end(self, command: CommandId, error: str | None = None, result: object = None) -> None:
         """Let who gave a command know how it ended."""

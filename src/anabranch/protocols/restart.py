@@ -149,6 +149,8 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             _again(turn, reason)
         case Rewind(), Done():
             _finish(turn)
+        case Rewind(), Failed(reason=reason, final=True):
+            turn.stop(reason, state_lost=True)
         case Rewind(), Failed(reason=reason):
             _again(turn, reason)
 
@@ -227,8 +229,11 @@ def _choose(turn: Turn) -> None:
     start = _version(now)
     if start + 1 < query.oldest and start < restart.target and restart.trusted:
         turn.stop(
-            f"the state of version {restart.target} is lost; the newest version that can be had "
-            f"is {start}, and Spark's log no longer has the offsets of batch {start + 1}"
+            f"the state of version {restart.target} is lost; the newest checkpoint is of version "
+            f"{start}, and Spark's log no longer has the offsets of batches {start + 1} to "
+            f"{query.oldest - 1} after it. Checkpoint more often, or raise "
+            "spark.sql.streaming.minBatchesToRetain",
+            state_lost=True,
         )
         return
     _make(turn, now)
@@ -284,7 +289,6 @@ def _made(turn: Turn) -> None:
     if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
         return
     if not restart.trusted:
-        turn.tell("power failure", restored=restart.start)
         # Nothing later counts, and results of later batches are taken back.
         restart = replace(restart, target=restart.start)
         turn.change(restart=restart, delivered=restart.start)
