@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from anabranch.coordinator.tables import Tables
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import anabranch as ab
+from anabranch.coordinator.assembly import Assembly
 from anabranch.coordinator.identity import DriverLock
 from anabranch.testing.feeds import Feed
 
@@ -98,11 +98,11 @@ def test_an_error_at_the_end_is_told(
     query = counted(feed.frame(spark)).to_memory("out").start(tmp_path / "ck")
     query.process_all_available()
 
-    def destroy(self: Tables) -> None:
+    def forget(self: Assembly) -> None:
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Tables, "destroy", destroy)
+        patched.setattr(Assembly, "forget_tables", forget)
         query.stop()
     assert query.status.startswith("failed: the query ended at version 0, but its state")
     with pytest.raises(ab.errors.QueryFailed, match=type(error).__name__):

@@ -40,6 +40,8 @@ _LONGEST_PAUSE = 30
 """Seconds after a checkpoint that failed; shorter after the first ones."""
 _PATIENCE = 5 * SECOND
 """A wanted checkpoint waits so long for a batch to be taken with."""
+_NOTHING = ""
+"""A query without operators has versions all the same, which say how far it has come."""
 _SHORT = SECOND // 5
 """So long where a user waits for it, and Spark has no batch to run."""
 
@@ -153,7 +155,8 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
         return ()
     if query.now < mine.not_before:
         return ()
-    due = frozenset(n for n in query.operators if urgent(query) or _is_due(query, mine, n))
+    names = tuple(query.operators) or (_NOTHING,)
+    due = frozenset(n for n in names if urgent(query) or _is_due(query, mine, n))
     _change(turn, ordered=due)
     chosen = due | mine.wanted
     return tuple(
@@ -164,14 +167,15 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
 def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
     """A batch is committed: store what it captured."""
     mine, version = _mine(turn.query), turn.query.committed
-    batches = {name: mine.batches.get(name, 0) + 1 for name in turn.query.operators}
+    names = tuple(turn.query.operators) or (_NOTHING,)
+    batches = {name: mine.batches.get(name, 0) + 1 for name in names}
     last = dict(mine.last)
     for name in mine.ordered:
         last[name], batches[name] = turn.query.now, 0
     changed = _shares_changed(turn.query, reports)
     _change(turn, batches=batches, last=last, changed=changed, ordered=frozenset())
     told = {i: r for i, r in reports.items() if _is_mine(r)}
-    if not told or mine.current is not None:
+    if not (told or _NOTHING in mine.ordered) or mine.current is not None:
         return
     operators = {turn.query.slices[i].operator for i in told}
     commands = mine.commands if operators == set(turn.query.operators) else ()
@@ -210,7 +214,8 @@ def look(turn: Turn) -> None:
         return
     everything = frozenset(query.operators if mine.commands or exhausted else ())
     wanted = mine.wanted | everything
-    if not wanted or mine.current is not None or query.running or query.suspects:
+    asked = wanted or mine.commands  # a query may have no operators
+    if not asked or mine.current is not None or query.running or query.suspects:
         return
     if query.recovery or query.restart or query.stopped or (query.moves and not exhausted):
         return
@@ -357,7 +362,8 @@ def _shares_changed(query: Query, reports: Mapping[SliceId, SliceReport]) -> dic
 
 
 def _is_due(query: Query, mine: Checkpoints, name: str) -> bool:
-    last, batches = mine.last.get(name, 0), mine.batches.get(name, 0)
+    began = query.taken_over or 0
+    last, batches = mine.last.get(name, began), mine.batches.get(name, 0)
     situation = Situation(query.now, last, batches, name, mine.changed.get(name, 1.0))
     return query.policies.checkpointing.decide(situation) is not None
 

@@ -136,6 +136,8 @@ class Query:
     """In the order of the stream."""
     policies: Policies
     epoch: int
+    taken_over: int | None = None
+    """When this driver has taken the query over."""
     now: int = 0
     nodes: Mapping[Host, Node] = field(default_factory=dict)
     banned: Mapping[Host, int] = field(default_factory=dict)
@@ -178,7 +180,7 @@ class Query:
     @property
     def settled(self) -> bool:
         """Whether the state is where the last committed batch left it, or is being recovered."""
-        return bool(self.routed) and self.restart is None
+        return self.taken_over is not None and self.restart is None
 
     @property
     def ready(self) -> frozenset[Host]:

@@ -85,6 +85,7 @@ def take_over(turn: Turn, facts: Facts) -> None:
     if not facts.trusted:
         target = max((each.version for each in facts.published), default=NO_VERSION)
     turn.change(
+        taken_over=query.now,
         routed=facts.routed,
         slices=facts.slices if facts.noted == facts.arrangement else {},
         arrangement=facts.arrangement,
@@ -176,6 +177,9 @@ def _again(turn: Turn, reason: str) -> None:
 def _look_for_tables(turn: Turn) -> None:
     query, restart = turn.query, turn.query.restart
     assert restart is not None
+    if not query.operators and restart.trusted:
+        turn.change(restart=None, committed=restart.target)
+        return
     had = {each.node for each in query.slices.values()}
     lagging = restart.target > query.committed or query.committed == NO_VERSION
     if not had or lagging or not restart.trusted:
