@@ -30,7 +30,9 @@ from pyspark.sql import functions as F
 
 import anabranch as ab
 from anabranch.cluster import LocalCluster
-from anabranch.coordinator import shortening
+from anabranch.coordinator import assembly
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import Ping
 from anabranch.query.running import RunningQuery
 
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -177,8 +179,8 @@ class Acts:
                 context.killExecutor(executor.id())
 
     def _kill_agent(self, host: str) -> None:
-        agents = self.query._running.cluster._agents
-        os.kill(agents[host].call("ping")["pid"], signal.SIGKILL)
+        agents = self.query._parts.nodes._agents
+        os.kill(agents[host].ask(Ping(), Deadline(5)).pid, signal.SIGKILL)
 
     def _kill_both(self, host: str) -> None:
         self._kill_agent(host)
@@ -235,7 +237,7 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     groups = plan.get("groups")
     if "chain" in plan:
         # Runs are short: with the default hardly any chain would be long enough to be merged.
-        shortening._LONGEST_CHAIN = plan["chain"]
+        assembly.LONGEST_CHAIN = plan["chain"]
     query = build(spark, work, ordered=plan.get("ordered", False), files=3 if groups else 1).start(
         work / "checkpoint",
         checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),

@@ -55,6 +55,8 @@ from anabranch.units import Version
 from anabranch.worker.here import AgentStart
 
 _log = logging.getLogger("anabranch")
+LONGEST_CHAIN = 10
+"""The parts of a slice are merged once more of them follow on one another."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ def _taken_over(
         settings.placement,
         settings.movement.parallelism,
         replays=not local,
+        longest_chain=LONGEST_CHAIN,
         begins_empty=settings.movement.window is not None,
     )
     loop = Loop(Query(operators, policies, reign.epoch))
