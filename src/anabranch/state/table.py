@@ -47,6 +47,7 @@ class StateTable:
         self._changes: Changes | None = None
         self.layout = storage.layout
         self.folder = storage.folder
+        self._file = storage.folder / FILE
 
     @classmethod
     def create(
@@ -85,7 +86,7 @@ class StateTable:
 
     def replaced(self) -> bool:
         """Whether the folder has another table by now, or none."""
-        return not self._storage.arena.is_at(self.folder / FILE)
+        return not self._storage.arena.is_at(self._file)
 
     @property
     def addresses(self) -> int:

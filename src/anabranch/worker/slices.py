@@ -189,7 +189,8 @@ def _begin(orders: Sequence[SliceOrder], tables: Sequence[StateTable], attempt: 
 
 
 def _opened(orders: Sequence[SliceOrder], root: Path, layout: TableLayout) -> list[StateTable]:
-    folders = [root / TABLES / order.table for order in orders]
+    tables = root / TABLES
+    folders = [tables / order.table for order in orders]
     beside = {str(folder) for folder in folders}
     found: list[StateTable] = []
     missing: dict[TableName, StateMissing] = {}
