@@ -36,7 +36,7 @@ _SCAN_ROWS = 1 << 18
 
 
 class StateTable:
-    """The rows of one instance of an operator, in one memory-mapped file.
+    """The rows of one slice of an operator, in one memory-mapped file.
 
     Row numbers are good until the end of the version. All methods that change something must be
     called between :meth:`begin` and :meth:`finish`, under :meth:`lock`.
