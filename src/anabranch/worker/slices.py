@@ -264,7 +264,7 @@ class Division:
         if whole:
             parts = list(batches)
             return iter([_joined(parts)] if parts else [])
-        return _pieces(batches) if self.slices == 1 else _windows(batches)
+        return pieces(batches) if self.slices == 1 else _windows(batches)
 
     def divided(self, rows: Rows, numbers: Array, *, whole: bool) -> Iterator[tuple[int, Rows]]:
         """Rows with the number of their slice, in their order, in pieces worth while."""
@@ -283,7 +283,8 @@ class Division:
                 yield number, _between(rows, first, min(first + most, stop))
 
 
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches put together until there is enough for a piece."""
     parts: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
