@@ -64,6 +64,20 @@ def test_the_tables_used_longest_ago_are_closed_first(tmp_path: Path) -> None:
     few.close()
 
 
+def test_tables_in_use_are_not_closed_for_others(tmp_path: Path) -> None:
+    folders = [make(tmp_path / str(number)) for number in range(5)]
+    tables = OpenTables(tables=2)
+    idle = tables.get(folders[0], LAYOUT)
+    beside = {str(folder) for folder in folders[1:]}
+    used = [tables.get(folder, LAYOUT, beside=beside) for folder in folders[1:]]
+    assert idle.closed
+    assert [table.closed for table in used] == [False] * 4, "though there are too many"
+    assert [tables.get(folder, LAYOUT, beside=beside) for folder in folders[1:]] == used
+    tables.get(folders[0], LAYOUT)
+    assert [table.closed for table in used] == [True, True, True, False]
+    tables.close()
+
+
 def test_a_process_without_addresses_closes_other_tables(tmp_path: Path) -> None:
     folders = [make(tmp_path / str(number)) for number in range(8)]
     one = StateTable.open(folders[0], LAYOUT)

@@ -278,6 +278,18 @@ def test_a_part_of_a_slice_is_captured(four: Running) -> None:
     assert read(last_report(four).slices[0].captured).rows.num_rows == 0
 
 
+def test_a_capture_that_cannot_be_is_refused() -> None:
+    def order(captured: str, *, clean: bool) -> SliceOrder:
+        wanted = CaptureOrder(KeyGroups.parse(captured), None, clean)
+        return SliceOrder(TableName("op@1/0"), KeyGroups.parse("0-3"), capture=wanted)
+
+    order("0-3", clean=True)
+    order("1", clean=False)
+    for captured, clean in [("1", True), ("1-4", True), ("1-4", False)]:
+        with pytest.raises(ValueError, match="op@1/0 serves the groups 0-3; groups 1"):
+            order(captured, clean=clean)
+
+
 def test_rows_of_groups_that_have_left_are_shed(four: Running) -> None:
     out_of(four, four.task(0, 1), [IDS])
     first = four.orders()[0][0]

@@ -13,7 +13,7 @@ class Context:
     version: Version
     """The micro-batch id."""
     instance: int
-    """The number of this instance of the operator."""
+    """The number of this instance of the operator. Each of its slices has a context of its own."""
     keys: tuple[str, ...]
     """The names of the key columns."""
     watermark: int | None = None

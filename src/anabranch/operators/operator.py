@@ -87,13 +87,13 @@ class Operator:
     def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
         """Take some rows of the batch into the state and return rows to send on, if any.
 
-        Called any number of times per batch and instance, with some of the rows each time; where
+        Called any number of times per batch and slice, with some of the rows each time; where
         the calls are divided must not matter (or see :attr:`whole_batch`).
         """
         raise TypeError(f"{type(self).__name__} has no process method")
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Called once at the end of every batch on every instance, also if no rows came.
+        """Called once at the end of every batch for every slice, also if no rows came.
 
         The place to close windows against ``context.watermark`` and to act on due timers.
         """

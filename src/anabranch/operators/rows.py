@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class Rows:
-    """Some rows of one micro-batch, for the keys of one instance.
+    """Some rows of one micro-batch, for the keys of one slice.
 
     ``rows["speed"]`` is a numpy array for numbers, booleans and times (``datetime64[us]``), and an
     Arrow array for everything else. Nulls in a number column read as 0 (false, the epoch); ask

@@ -97,6 +97,10 @@ class Arena:
         """How many items from the beginning may be touched."""
         return int(self._allocated[self._at[name]])
 
+    def least_allocated(self, names: Sequence[str]) -> int:
+        """How many items of each of these arrays may be touched."""
+        return int(self._allocated[[self._at[name] for name in names]].min())
+
     def ensure(self, name: str, items: int) -> None:
         """Allocate at least this many items; :class:`StateFull` if there is no room."""
         have = int(self._allocated[self._at[name]])

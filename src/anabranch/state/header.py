@@ -6,7 +6,8 @@ that slot the one in use. A process that is killed leaves either the old counter
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,7 @@ class Counters:
 
 _NAMES = [f.name for f in fields(Counters) if f.name != "heaps"]
 _NUMBERS = len(_NAMES)
+_numbers_of = attrgetter(*_NAMES)
 
 
 class Header:
@@ -176,8 +178,11 @@ class Header:
         self._words[4] = count
 
     def _pack(self, at: int, counters: Counters) -> None:
-        *numbers, heaps = astuple(counters)
-        flat = numbers + [number for heap in heaps for number in heap]
+        # Not with dataclasses.astuple, which copies every number: this is done for all tables of an
+        # instance with every batch.
+        flat = list(_numbers_of(counters))
+        for heap in counters.heaps:
+            flat += heap.head, heap.tail, heap.live
         self._words[at : at + len(flat)] = flat
 
     def _unpack(self, at: int) -> Counters:

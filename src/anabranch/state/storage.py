@@ -159,7 +159,7 @@ class Storage:
 
     def capacity(self) -> int:
         """How many rows there is room for."""
-        return min(self.arena.allocated(name) for name in self._grown)
+        return self.arena.least_allocated(self._grown)
 
     def reserve_rows(self, rows: int) -> None:
         """Make room for so many rows."""

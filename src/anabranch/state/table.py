@@ -37,7 +37,7 @@ _SCAN_ROWS = 1 << 18
 
 
 class StateTable:
-    """The rows of one instance of an operator, in one memory-mapped file.
+    """The rows of one slice of an operator, in one memory-mapped file.
 
     Row numbers are good until the end of the version. All methods that change something must be
     called between :meth:`begin` and :meth:`finish`, under :meth:`lock`.
@@ -48,6 +48,7 @@ class StateTable:
         self._changes: Changes | None = None
         self.layout = storage.layout
         self.folder = storage.folder
+        self._file = storage.folder / FILE
 
     @classmethod
     def create(
@@ -86,7 +87,7 @@ class StateTable:
 
     def replaced(self) -> bool:
         """Whether the folder has another table by now, or none."""
-        return not self._storage.arena.is_at(self.folder / FILE)
+        return not self._storage.arena.is_at(self._file)
 
     @property
     def addresses(self) -> int:

@@ -40,7 +40,9 @@ class Column:
 
 
 class State:
-    """The table of one instance during one batch.
+    """The table of one slice of an operator during one batch.
+
+    A slice has all rows of some keys; an instance runs one or several.
 
     Row numbers are good until the end of the batch. Every change is undone if the batch fails.
     """

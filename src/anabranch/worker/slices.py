@@ -36,6 +36,7 @@ NO_GROUPS = KeyGroups()
 PIECE_ROWS, PIECE_BYTES = 65_536, 1 << 24
 """So much is worth an operator's while. More at once does not fit into the processor's caches."""
 _WINDOW_BYTES = 1 << 25
+"""So much is gathered for all slices of an instance together."""
 _LOCK_SECONDS = 60.0
 _SHED_ROWS = 1 << 16
 _LEAST_SHED_ROWS = 1 << 10
@@ -52,8 +53,8 @@ class CaptureOrder:
     """The version since which changes are wanted, or None for all rows. It has to be the one of
     the last clean capture."""
     clean: bool = True
-    """Whether the changes of the next capture are those since this one. Only a capture of all
-    groups of the slice can be clean."""
+    """Whether the changes of the next capture are to be those since this one. Then all groups of
+    the slice are captured, and all of their rows if most have changed."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,16 @@ class SliceOrder:
     shed: KeyGroups = NO_GROUPS
     """The groups that have left it, whose rows may still be in its table."""
     capture: CaptureOrder | None = None
+
+    def __post_init__(self) -> None:
+        wanted = self.capture
+        if wanted is None:
+            return
+        if not wanted.groups <= self.groups or (wanted.clean and wanted.groups != self.groups):
+            raise ValueError(
+                f"{self.table} serves the groups {self.groups}; groups {wanted.groups} cannot be "
+                f"captured {'as all of its changes' if wanted.clean else 'from it'}"
+            )
 
 
 def by_lowest_group(orders: Sequence[SliceOrder]) -> list[SliceOrder]:
@@ -189,7 +200,8 @@ def _begin(orders: Sequence[SliceOrder], tables: Sequence[StateTable], attempt: 
 
 
 def _opened(orders: Sequence[SliceOrder], root: Path, layout: TableLayout) -> list[StateTable]:
-    folders = [root / TABLES / order.table for order in orders]
+    tables = root / TABLES
+    folders = [tables / order.table for order in orders]
     beside = {str(folder) for folder in folders}
     found: list[StateTable] = []
     missing: dict[TableName, StateMissing] = {}
@@ -244,7 +256,7 @@ class Division:
         if whole:
             parts = list(batches)
             return iter([_joined(parts)] if parts else [])
-        return _pieces(batches) if self.slices == 1 else _windows(batches)
+        return pieces(batches) if self.slices == 1 else _windows(batches)
 
     def divided(self, rows: Rows, numbers: Array, *, whole: bool) -> Iterator[tuple[int, Rows]]:
         """Rows with the number of their slice, in their order, in pieces worth while."""
@@ -263,7 +275,8 @@ class Division:
                 yield number, _between(rows, first, min(first + most, stop))
 
 
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches put together until there is enough for a piece."""
     parts: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

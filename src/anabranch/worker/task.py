@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from anabranch.worker.slices import (
     by_lowest_group,
     end,
     groups_of,
+    pieces,
 )
 
 HASH = "__hash"
@@ -84,7 +85,6 @@ class OperatorTask:
         root = self._root(partition)
         orders = by_lowest_group(self.slices[partition])
         division = Division(orders, self.layout.key.key_groups)
-        whole = self.operator.whole_batch
         if self.packing is not None:
             batches = self.packing.unpacked(batches, ordered=self.ordered)
         times: list[int | None] = [None] * len(self.operator.event_times)
@@ -94,18 +94,10 @@ class OperatorTask:
                 Slice(order, table, State(table, self.keys), self._context(instance))
                 for order, table in zip(orders, tables, strict=True)
             ]
-            for window in division.windows(batches, whole=whole):
-                rows = self._rows(window)
-                numbers = self._numbers(division, rows, partition)
-                times = self._latest(rows, times)
-                for number, part in division.divided(rows, numbers, whole=whole):
-                    to = slices[number]
-                    to.rows += len(part)
-                    yield from self._emit(self.operator.process(part, to.state, to.context))
-                    yield from self._emit_side(to.context)
-            for each in slices:
-                yield from self._emit(self.operator.finish(each.state, each.context))
-                yield from self._emit_side(each.context)
+            made = self._made(slices, division, batches, partition, times)
+            # Many slices make many small batches, each of which costs Spark as much as a large one.
+            for batch in pieces(made) if len(slices) > 1 else made:
+                yield from _sliced(batch)
             ended = end(slices, self.name, root)
             for table in tables:
                 table.finish()
@@ -122,6 +114,29 @@ class OperatorTask:
                 attempt,
             )
         reports.send(report)
+
+    def _made(
+        self,
+        slices: Sequence[Slice],
+        division: Division,
+        batches: Iterator[pa.RecordBatch],
+        partition: int,
+        times: list[int | None],
+    ) -> Iterator[pa.RecordBatch]:
+        """What the slices make of the rows; ``times`` has the latest of each input after it."""
+        whole = self.operator.whole_batch
+        for window in division.windows(batches, whole=whole):
+            rows = self._rows(window)
+            numbers = self._numbers(division, rows, partition)
+            self._note_latest(rows, times)
+            for number, part in division.divided(rows, numbers, whole=whole):
+                to = slices[number]
+                to.rows += len(part)
+                yield from self._conformed(
+                    self.operator.process(part, to.state, to.context), to.context
+                )
+        for each in slices:
+            yield from self._conformed(self.operator.finish(each.state, each.context), each.context)
 
     @property
     def groups(self) -> tuple[KeyGroups, ...]:
@@ -164,34 +179,30 @@ class OperatorTask:
             hashes = hash_keys([batch.column(name) for name in self.keys], batch.num_rows)
         return Rows(batch.select(names), hashes)
 
-    def _latest(self, rows: Rows, times: list[int | None]) -> list[int | None]:
-        latest = list(times)
+    def _note_latest(self, rows: Rows, times: list[int | None]) -> None:
         for side, column in enumerate(self.operator.event_times):
             seen = rows.times(column)[rows.valid(column)]
             if len(seen):
-                most = int(seen.max())
-                before = latest[side]
-                latest[side] = most if before is None else max(most, before)
-        return latest
+                most, before = int(seen.max()), times[side]
+                times[side] = most if before is None else max(most, before)
 
-    def _emit(self, rows: Rows | None) -> Iterator[pa.RecordBatch]:
-        if rows is None or len(rows) == 0:
-            return
-        batch = conform(rows.batch, self.output, self.name)
-        if self.side is not None:
-            batch = batch.append_column(LATE, pa.nulls(batch.num_rows, pa.struct(list(self.side))))
-        yield from _sliced(batch)
-
-    def _emit_side(self, context: Context) -> Iterator[pa.RecordBatch]:
+    def _conformed(self, rows: Rows | None, context: Context) -> Iterator[pa.RecordBatch]:
+        """What an operator returned, and then what it found late, with the columns for Spark."""
+        if rows is not None and len(rows):
+            batch = conform(rows.batch, self.output, self.name)
+            if self.side is not None:
+                nothing = pa.nulls(batch.num_rows, pa.struct(list(self.side)))
+                batch = batch.append_column(LATE, nothing)
+            yield batch
         late, context.side = context.side, []
         if self.side is None:
             return
-        for rows in late:
-            batch = conform(rows.batch, self.side, self.name)
-            nothing = [pa.nulls(batch.num_rows, field.type) for field in self.output]
+        for some in late:
+            batch = conform(some.batch, self.side, self.name)
+            nulls = [pa.nulls(batch.num_rows, field.type) for field in self.output]
             packed = pa.StructArray.from_arrays(batch.columns, fields=list(self.side))
             schema = self.output.append(pa.field(LATE, packed.type))
-            yield from _sliced(pa.RecordBatch.from_arrays([*nothing, packed], schema=schema))
+            yield pa.RecordBatch.from_arrays([*nulls, packed], schema=schema)
 
     def _root(self, partition: int) -> Path:
         """The query's folder on this node, if it is the right one."""
