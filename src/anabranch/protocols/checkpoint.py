@@ -197,8 +197,8 @@ def look(turn: Turn) -> None:
         mine = _mine(turn.query)
     if exhausted and mine.failures and mine.current is None and not query.policies.hold:
         turn.stop(
-            f"checkpoints fail; the newest one is of version {_restartable(query)}, and Spark's log "
-            f"of offsets will not reach back to it after batch {query.committed}"
+            f"checkpoints fail; the newest one is of version {_restartable(query)}, and Spark's "
+            f"log of offsets will not reach back to it after batch {query.committed}"
         )
         return
     everything = frozenset(query.operators if mine.commands or exhausted else ())
