@@ -96,6 +96,7 @@ FAULTS = {
     "host": 3,
     "agent": 3,
     "hang": 2,
+    "stop": 2,
     "driver": 2,
     "second driver": 1,
     "disk full": 1,
@@ -208,6 +209,7 @@ class Driver:
         """Spark has run the batches up to this one."""
         self.commands: dict[o.CommandId, Event] = {}
         self.plan = plan
+        self.attempt: Attempt | None = None
 
     def start(self) -> None:
         simulation, world = self.simulation, self.simulation.world
@@ -269,9 +271,11 @@ class Driver:
         simulation.check_order(self, order)
         match order:
             case o.RunBatch():
-                Attempt(self, order).run()
-            case o.CancelBatch():
-                pass
+                self.attempt = Attempt(self, order)
+                self.attempt.run()
+            case o.CancelBatch(_, fence):
+                if self.attempt is not None and self.attempt.order.fence == fence:
+                    self.after(0.05, self.attempt.cancel)
             case o.Wake(at):
                 simulation.at(at, lambda: self.take(TimePassed()))
             case o.Trim(operator, upto):
@@ -314,12 +318,14 @@ class Driver:
             world.durable.parts.pop(part.name, None)
             world.withdrawn.add(part.name)
             for host in part.holders:
-                if world.machines[host].epoch <= self.epoch:
-                    world.machines[host].vault.pop(part.name, None)
+                machine = world.machines[host]
+                if machine.epoch <= self.epoch and not machine.stopped:
+                    machine.vault.pop(part.name, None)
 
     def drop(self, host: Host, slices: tuple[Any, ...], files: tuple[str, ...]) -> None:
         machine = self.simulation.world.machines[host]
-        if machine.up and machine.agent and not machine.hung and machine.epoch <= self.epoch:
+        answers = machine.up and machine.agent and not (machine.hung or machine.stopped)
+        if answers and machine.epoch <= self.epoch:
             for each in slices:
                 machine.tables.pop(each, None)
             for file in files:
@@ -333,6 +339,11 @@ class Driver:
         wait = simulation.delay()
 
         def arrive() -> None:
+            machines = self.simulation.world.machines.values()
+            stopped = {each.name for each in machines if each.up and each.stopped}
+            if stopped.intersection(_hosts(order)):
+                simulation.after(1, arrive)
+                return
             answer = self.answer(number, order)
             if answer is None:
                 return  # nobody is there to answer
@@ -441,6 +452,7 @@ class Attempt:
         if len(self.wanted) < len(order.captures):
             raise Violation(f"two captures of one slice in a batch: {order.captures}")
         self.reports: dict[Any, SliceReport] = {}
+        self.ended = False
         self.generations = {m.name: m.generation for m in driver.simulation.world.machines.values()}
 
     def run(self) -> None:
@@ -448,6 +460,8 @@ class Attempt:
 
     def next(self) -> None:
         simulation, world = self.driver.simulation, self.driver.simulation.world
+        if self.ended:
+            return
         if self.driver.dead or (self.driver.paused and not self.tasks):
             for each in self.tasks:
                 simulation.after(simulation.chance.random() * 3, partial(self.run_late, each))
@@ -457,8 +471,11 @@ class Attempt:
         if not self.tasks:
             self.deliver()
             return
+        machine = world.machines[self.tasks[-1].node]
+        if machine.up and machine.stopped:
+            simulation.after(1, self.next)
+            return
         each = self.tasks.pop()
-        machine = world.machines[each.node]
         try:
             if not machine.up or machine.generation != self.generations[each.node]:
                 raise Trouble(f"the executor of {each.node} is gone")
@@ -478,7 +495,12 @@ class Attempt:
             self.reports[each.id] = SliceReport(captured, why, left_to_shed=left)
             simulation.after(simulation.chance.random() * 0.02, self.next)
 
+    def cancel(self) -> None:
+        if not self.ended and self.tasks:
+            self.fail(Cause.PROCESS_LOST, Trouble("it was cancelled"))
+
     def fail(self, cause: Cause, trouble: Trouble) -> None:
+        self.ended = True
         for each in self.tasks:  # they do not know, and run on as long as nobody stops them
             simulation = self.driver.simulation
             simulation.after(simulation.chance.random() * 3, partial(self.run_late, each))
@@ -488,7 +510,9 @@ class Attempt:
     def run_late(self, each: Slice) -> None:
         world = self.driver.simulation.world
         machine = world.machines[each.node]
-        if machine.up and machine.generation == self.generations[each.node]:
+        if machine.up and machine.stopped:
+            self.driver.simulation.after(1, partial(self.run_late, each))
+        elif machine.up and machine.generation == self.generations[each.node]:
             with suppress(Trouble):
                 world.run_slice(each, self.order.version, self.order.fence, None)
 
@@ -548,6 +572,14 @@ def _host(order: Any) -> Host | None:
             return host
         case _:
             return None
+
+
+def _hosts(order: Any) -> set[Host]:
+    """Where an order is carried out."""
+    if isinstance(order, o.Replay):
+        return {each.node for each in order.slices}
+    host = _host(order)
+    return set() if host is None else {host}
 
 
 class Simulation:
@@ -824,6 +856,10 @@ class Simulation:
                 machine.hung = True
                 if chance.random() < 0.5:
                     self.after(chance.random() * 60, lambda: setattr(machine, "hung", False))
+            case "stop":
+                machine.stopped = True
+                after = chance.choice([5, 60, 400]) * chance.random()
+                self.after(after, lambda: setattr(machine, "stopped", False))
             case "driver":
                 self.kill_driver()
             case "second driver":
@@ -851,7 +887,7 @@ class Simulation:
         machine = self.world.machines[host]
         if not machine.up:
             return
-        machine.up = machine.agent = machine.hung = False
+        machine.up = machine.agent = machine.hung = machine.stopped = False
         machine.generation += 1
         if memory:
             machine.tables, machine.files = {}, {}
@@ -889,14 +925,15 @@ class Simulation:
         self.after(self.chance.choice([0.2, 5.0]), self.replace_driver)
 
     def second_driver(self) -> None:
-        """The driver is paused; another one takes over; the first wakes up."""
+        """Another driver takes over, while the first one goes on or is paused and wakes up."""
         first = self.driver
         if first.dead or first.paused:
             return
-        first.paused = True
+        first.paused = self.chance.random() < 0.7
         self._void_commands(first)
         self.driver = self.new_driver()
-        self.after(self.chance.random() * 10, first.resume)
+        if first.paused:
+            self.after(self.chance.random() * 10, first.resume)
 
     def damage(self, host: Host, chance: random.Random) -> None:
         parts = self.world.durable.parts
@@ -913,7 +950,7 @@ class Simulation:
         self.world.cuts.clear()
         for machine in self.world.machines.values():
             machine.full = False
-            machine.hung = False
+            machine.hung = machine.stopped = False
             if not machine.up:
                 self.come_back(machine.name)
         if self.driver.dead:

@@ -138,6 +138,8 @@ class Machine:
     """How many executors it had."""
     agent: bool = False
     hung: bool = False
+    stopped: bool = False
+    """Whether none of its processes does anything, though all are there."""
     epoch: int = 0
     """Drivers before this one are refused."""
     tables: dict[SliceId, Table] = field(default_factory=dict)
@@ -258,7 +260,7 @@ class World:
     def _answers(self, host: str, asker: str) -> bool:
         machine = self.machines[host]
         cut = host != asker and frozenset([host, asker]) in self.cuts
-        return machine.up and machine.agent and not machine.hung and not cut
+        return machine.up and machine.agent and not (machine.hung or machine.stopped or cut)
 
     def table(self, each: Slice) -> Table:
         table = self.machines[each.node].tables.get(each.id)

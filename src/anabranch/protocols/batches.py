@@ -53,7 +53,10 @@ def run(turn: Turn) -> None:
         captures = checkpoint.captures(turn)
     else:
         captures = move.captures(turn)
-    turn.change(batch=replace(batch, fence=fence, attempts=batch.attempts + 1, cancelled=False))
+    attempts = batch.attempts + 1
+    batch = replace(batch, fence=fence, begun=query.now, attempts=attempts, cancelled=False)
+    turn.change(batch=batch)
+    turn.probe_soon()
     turn.send(
         RunBatch(
             batch.version,

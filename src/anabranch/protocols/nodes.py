@@ -3,8 +3,8 @@
 A node is alive while it has an executor, and ready while its agent answers. Tasks run on nodes that
 are alive; everything else is asked of nodes that are ready. An agent that does not answer is
 replaced. A node whose agent cannot be replaced counts as lost, and is looked at again later. Orders
-may take long, so a node that is slow with one is asked whether its agent answers at all; so is,
-less often, a node of which nothing is asked, as it may hold backups.
+and batches may take long, so a node that is slow with one is asked whether its agent answers at
+all; so is, less often, a node of which nothing is asked, as it may hold backups.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def _probe(turn: Turn) -> None:
     query = turn.query
     if query.now < query.probe_at or not query.nodes:
         return
-    busy, slow = False, set()
+    slow: set[Host | None] = set()
+    busy, batch = query.running, query.batch
+    if batch is not None and batch.fence is not None and batch.begun + PROBE <= query.now:
+        slow |= {each.node for each in serving(query.slices.values())}
     for waiting in query.outstanding.values():
         host = node_of(waiting.order)
         busy = busy or host is not None

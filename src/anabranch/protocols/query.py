@@ -98,6 +98,8 @@ class Batch:
     attempts: int = 0
     fence: int | None = None
     """Set while it runs."""
+    begun: int = 0
+    """When it began to run."""
     not_before: int = 0
     cancelled: bool = False
 
@@ -295,11 +297,16 @@ class Turn:
         self.change(outstanding={**self.query.outstanding, number: waiting})
         self.orders.append((number, order))
         self.send(Wake(deadline))
+        if node_of(order) is not None:
+            self.probe_soon()
+        return number
+
+    def probe_soon(self) -> None:
+        """See to it that nodes which are slow with something are probed."""
         probe = self.query.now + PROBE
-        if node_of(order) is not None and not self.query.now < self.query.probe_at <= probe:
+        if not self.query.now < self.query.probe_at <= probe:
             self.change(probe_at=probe)
             self.send(Wake(probe))
-        return number
 
     def send(self, order: Order) -> None:
         """Give an order that nobody waits for."""
