@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
+from anabranch.backup.peers import peer_name
 from anabranch.backup.sealed import seal, unseal
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -40,6 +41,13 @@ class Part:
     rows: int
     bytes: int
     checksum: str
+    holders: tuple[str, ...] = ()
+    """The hosts that each have it; none: it is in the store under its name alone."""
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The names under which a store has it."""
+        return tuple(peer_name(host, self.name) for host in self.holders) or (self.name,)
 
     def to_json(self) -> dict[str, Any]:
         """A value for :mod:`json`."""
@@ -48,7 +56,10 @@ class Part:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Part:
         """The part that :meth:`to_json` wrote."""
-        return cls(**value | {"groups": KeyGroups.parse(value["groups"])})
+        given: dict[str, Any] = {"groups": KeyGroups.parse(value["groups"])}
+        if "holders" in value:  # manifests of before have none
+            given["holders"] = tuple(value["holders"])
+        return cls(**value | given)
 
 
 def part_name(operator: str, instance: int, version: Version, full: bool, checksum: str) -> str:
@@ -123,7 +134,9 @@ class Manifest:
     @property
     def files(self) -> frozenset[str]:
         """The names of all files that are needed for this version."""
-        return frozenset(part.name for of in self.operators.values() for part in of.parts)
+        return frozenset(
+            name for of in self.operators.values() for part in of.parts for name in part.copies
+        )
 
 
 class Manifests:

@@ -29,7 +29,7 @@ _LOOK_EVERY = 0.1
 
 @dataclass(frozen=True)
 class Merging:
-    """Parts to be merged into a full one of some groups at a version, to be stored under a prefix.
+    """Parts to be merged into a full one of some groups at a version; see :func:`back_up`.
 
     CheckpointError if the parts do not lead all of the groups to the version.
     """
@@ -38,11 +38,12 @@ class Merging:
     groups: KeyGroups
     version: Version
     under: str
+    holders: tuple[str, ...] = ()
 
     def run(self, store: BackupStore) -> Part:
         """Merge them here."""
         captures = retrieve(store, self.chain, groups=self.groups, version=self.version)
-        return back_up(store, merge(captures), under=self.under)
+        return back_up(store, merge(captures), under=self.under, holders=self.holders)
 
     def run_apart(self, files: Files, given_up: Callable[[float], bool]) -> Part:
         """Merge them in another process.

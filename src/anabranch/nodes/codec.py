@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from anabranch import errors
 from anabranch.backup.manifests import Part
+from anabranch.backup.peers import peer_name
 from anabranch.backup.store import check_name
 from anabranch.errors import AnabranchError, QueryFailed, Refused
 from anabranch.nodes.requests import (
@@ -27,6 +28,7 @@ from anabranch.nodes.requests import (
     CaptureFile,
     Checksum,
     Epoch,
+    Host,
     Instance,
     OperatorName,
     Prefix,
@@ -297,6 +299,7 @@ _FORMS: dict[Any, _Form] = {
     Version: _number(least=NO_VERSION),
     Instance: _number(greatest=MAX_KEY_GROUPS),
     TableName: _Form("the name of a table", check_table),
+    Host: _text("the name of a node", lambda value: check_name(peer_name(value, "x"))),
     OperatorName: _text("the name of an operator", _OPERATOR.fullmatch),
     CaptureFile: _text("the path of a file", lambda value: value and "\0" not in value),
     BackupName: _text("the name of a backup", check_name),
@@ -324,9 +327,12 @@ def _part_form() -> _Form:
         "checksum": _FORMS[Checksum],
     }
 
+    holders = _list(_FORMS[Host])
+
     def read(value: Any) -> Part:
         for name, form in forms.items():
             form.read(value[name])
+        holders.read(value.get("holders", []))
         return Part.from_json(value)
 
     return _Form("a part", read, Part.to_json)

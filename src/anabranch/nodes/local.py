@@ -37,6 +37,7 @@ from anabranch.nodes.requests import (
     Store,
     TableName,
     check_table,
+    operator_of,
 )
 from anabranch.state import capture as rows_of
 from anabranch.state.capture import CheckpointSchema
@@ -60,13 +61,17 @@ class LocalNode:
     """The tables and captures below a folder of this machine.
 
     See :class:`~anabranch.nodes.node.Node`. With ``files``, where the backups are, parts are merged
-    by another process: in the driver it would hold the interpreter's lock, which batches need.
+    by another process: in the driver it would hold the interpreter's lock, which batches need. With
+    ``host``, the name of this node among its peers, it takes parts first from what it has itself.
     """
 
-    def __init__(self, root: Path, backups: Backups, files: Files | None = None) -> None:
+    def __init__(
+        self, root: Path, backups: Backups, files: Files | None = None, host: str = ""
+    ) -> None:
         self._root = root
         self._backups = backups
         self._files = files
+        self._host = host
         self._fence = Fence(root / EPOCH)
         self._busy: set[TableName] = set()
         self._free = threading.Condition()
@@ -156,11 +161,11 @@ class LocalNode:
     def _inspect(
         self, request: Inspect, deadline: Deadline
     ) -> dict[TableName, tuple[Version, ...]]:
-        layouts = request.layouts
-        return {
-            table: self._versions(table, layouts[table], deadline) if table in layouts else ()
-            for table in self._tables()
-        }
+        found: dict[TableName, tuple[Version, ...]] = {}
+        for table in self._tables():
+            layout = request.layouts.get(table) or request.operators.get(operator_of(table))
+            found[table] = () if layout is None else self._versions(table, layout, deadline)
+        return found
 
     def _rename(self, request: Rename, deadline: Deadline) -> None:
         before, after = self.path(request.table), self.path(request.to)
@@ -176,7 +181,9 @@ class LocalNode:
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
                 shutil.rmtree(half_made(path), ignore_errors=True)
-                if path.parent.is_dir() and not any(path.parent.iterdir()):
+                # The folder of an operator's slices stays: another one may just be made in it.
+                routed = "@" in path.parent.name
+                if routed and path.parent.is_dir() and not any(path.parent.iterdir()):
                     path.parent.rmdir()
         for file in files:
             file.unlink(missing_ok=True)
@@ -188,13 +195,14 @@ class LocalNode:
         file = own_capture(self._root, request.file)
         data = _mapped(file)
         store = self._backups(request, deadline)
-        part = back_up(store, read(data, name=str(file)), data, under=request.under)
+        taken = read(data, name=str(file))
+        part = back_up(store, taken, data, under=request.under, holders=request.holders)
         file.unlink(missing_ok=True)
         return part
 
     def _merge(self, request: Merge, deadline: Deadline) -> Part:
         chain = OperatorManifest(request.schema, request.parts)
-        merging = Merging(chain, request.groups, request.version, request.under)
+        merging = Merging(chain, request.groups, request.version, request.under, request.holders)
         if self._files is not None:
             return merging.run_apart(self._files, deadline.wait)
         return merging.run(self._backups(request, deadline))
@@ -216,6 +224,7 @@ class LocalNode:
                 groups=request.groups,
                 version=version,
                 since=since,
+                near=self._host,
             )
         except CheckpointError as error:
             raise type(error)(f"{request}: {error}") from error
