@@ -1,5 +1,6 @@
 """From tables into a store and back out of it, as captures and as rows."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,16 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.backup import (
+    BackupStore,
     Manifest,
     Manifests,
     OperatorManifest,
+    Part,
     back_up,
     read_state,
     retrieve,
     state_rows,
     state_schema,
 )
-from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, SchemaChanged, StoreError
+from anabranch.backup.peers import PeerStore
+from anabranch.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    DidNotHappen,
+    MayHaveHappened,
+    SchemaChanged,
+    StoreError,
+)
 from anabranch.state import schema as types
 from anabranch.state.capture import Capture, CheckpointSchema, capture
 from anabranch.state.groups import KeyGroups, assign
@@ -192,6 +203,63 @@ def test_a_backup_can_be_repeated_until_it_is_there(captures: list[Capture], see
     assert sorted(part.name for part in parts) == inner.list()
     operator = OperatorManifest(captures[0].schema, tuple(parts))
     assert words(state_rows(retrieve(inner, operator))) == EXPECTED
+
+
+def test_a_part_is_at_all_of_its_holders_and_one_of_them_is_enough(
+    captures: list[Capture],
+) -> None:
+    stores: dict[str, BackupStore] = {host: MemoryStore() for host in ("a", "b", "c:1")}
+    peers = PeerStore(lambda: stores)
+    part = back_up(peers, captures[0], under="q/", holders=("c:1", "a"))
+    assert part.holders == ("c:1", "a")
+    assert part.name.startswith("q/parts/")
+    assert [stores[host].list("q/") for host in stores] == [[part.name], [], [part.name]]
+    assert Part.from_json(json.loads(json.dumps(part.to_json()))) == part
+    operator = OperatorManifest(captures[0].schema, (part,))
+    manifest = Manifest(part.version, {"counter": operator})
+    assert manifest.files == {f"a/{part.name}", f"c%3A1/{part.name}"}
+    assert Manifest.from_bytes(manifest.to_bytes(), name="m") == manifest
+
+    asked: list[str] = []
+
+    class Noted(MemoryStore):
+        def get(self, name: str) -> pa.Buffer:
+            asked.append(name)
+            return super().get(name)
+
+    for host in ("a", "c:1"):
+        whole = stores[host].get(part.name)
+        stores[host] = Noted()
+        stores[host].put(part.name, whole)
+    (there,) = retrieve(peers, operator)
+    (near,) = retrieve(peers, operator, near="a")
+    assert there == near == captures[0]
+    assert asked == 2 * [part.name]
+    stores["c:1"].put(part.name, b"damaged")
+    assert retrieve(peers, operator) == [captures[0]]
+    stores["c:1"].delete(part.name)
+    assert retrieve(peers, operator) == [captures[0]]
+    del stores["c:1"]
+    assert retrieve(peers, operator) == [captures[0]]
+    stores["a"].delete(part.name)
+    with pytest.raises(CheckpointNotFound):
+        retrieve(peers, operator)
+    stores["c:1"] = FaultyStore(MemoryStore(), seed=1, rate=1)
+    with pytest.raises(DidNotHappen, match="refused by the faulty store"):
+        retrieve(peers, operator)
+
+
+def test_a_part_that_not_all_holders_take_is_not_stored(captures: list[Capture]) -> None:
+    stores: dict[str, BackupStore] = {"a": MemoryStore()}
+    peers = PeerStore(lambda: stores)
+    with pytest.raises(DidNotHappen, match="node b is gone"):
+        back_up(peers, captures[0], holders=("b", "a"))
+    assert stores["a"].list() == []
+    with pytest.raises(MayHaveHappened, match=r"^b/parts/.* was not stored, and a/parts/.* was: "):
+        back_up(peers, captures[0], holders=("a", "b"))
+    stores["b"] = MemoryStore()
+    part = back_up(peers, captures[0], holders=("a", "b"))
+    assert stores["a"].list() == stores["b"].list() == [part.name]
 
 
 def test_the_way_back_into_tables(captures: list[Capture], tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from anabranch.nodes.requests import (
     Stop,
     Store,
     TableName,
+    slice_table,
 )
 from anabranch.state import schema as types
 from anabranch.state.capture import CheckpointSchema
@@ -338,6 +339,22 @@ def test_what_can_be_used_is_told_and_nothing_is_changed(case: Case) -> None:
     assert case.seen() == before
     (case.path(FIRST) / "table").write_bytes(b"damaged")
     assert case.versions(FIRST, SECOND) == {FIRST: (), SECOND: (0,), THIRD: ()}
+
+
+def test_tables_of_slices_are_looked_into_by_their_operator(case: Case) -> None:
+    one, two, other = slice_table("op", "3-17"), slice_table("op", "3-18"), slice_table("o", "3-1")
+    for table in (one, two, other, FIRST):
+        case.make(table, -1)
+    case.batch(one, 0, FEW)
+    found = case.ask(Inspect(operators={OperatorName("op"): LAYOUT}))
+    assert found == {one: (0, -1), two: (-1,), other: (), FIRST: (-1,)}
+    assert case.ask(Inspect(operators={OperatorName("op"): OTHER})) == dict.fromkeys(found, ())
+    layouts = {two: OTHER}
+    found = case.ask(Inspect(layouts=layouts, operators={OperatorName("op"): LAYOUT}))
+    assert (found[one], found[two]) == ((0, -1), ())
+    assert case.rows(one) == FEW
+    case.ask(Drop(epoch=case.epoch, tables=(one,)))
+    assert set(case.versions()) == {two, other, FIRST}
 
 
 def test_a_table_that_somebody_holds_cannot_be_used(case: Case) -> None:

@@ -26,6 +26,7 @@ from anabranch.nodes.requests import (
     CaptureFile,
     Checksum,
     Epoch,
+    Host,
     Instance,
     OperatorName,
     Prefix,
@@ -56,6 +57,7 @@ PART = {
 SCHEMA = CheckpointSchema.of(LAYOUT).to_json()
 WRITTEN = layouts.to_json(LAYOUT)
 TABLE: dict[str, Any] = {"epoch": 1, "table": "counter@0/0", "layout": WRITTEN}
+HELD = {**PART, "holders": ["10.0.0.1", "a host"]}
 BACKED: dict[str, Any] = {"epoch": 1, "peers": {"10.0.0.1": "10.0.0.1:4000"}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "make": {**TABLE, **BACKED, "version": 3, "groups": "0-7", "parts": [PART]},
@@ -63,13 +65,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
                 "fence": 0},
     "capture": {**TABLE, "operator": "counter", "instance": 0, "groups": "0-7", "version": 3,
                 "base": None, "fence": 0},
-    "inspect": {"layouts": {"counter@0/0": WRITTEN}},
+    "inspect": {"layouts": {"counter@0/0": WRITTEN}, "operators": {"counter": WRITTEN}},
     "rename": {"epoch": 1, "table": "counter@0/0", "to": "counter@1/0"},
     "drop": {"epoch": 1, "tables": ["counter@0/0"], "captures": ["captures/a.arrow"]},
     "fetch": {"file": "captures/a.arrow"},
-    "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/"},
-    "merge": {**BACKED, "schema": SCHEMA, "parts": [PART], "groups": "0-7", "version": 1,
-              "under": ""},
+    "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/", "holders": []},
+    "merge": {**BACKED, "schema": SCHEMA, "parts": [HELD], "groups": "0-7", "version": 1,
+              "under": "", "holders": ["10.0.0.1"]},
     "put": {"epoch": 1, "name": "a/b", "bytes": 1, "checksum": "0" * 16},
     "get": {"name": "a/b"},
     "list": {"prefix": "a"},
@@ -81,11 +83,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 OF_TABLES = frozenset(REQUESTS) - {"put", "get", "list", "size", "delete", "ping", "stop"}
 
 NO_TABLES = [
-    "", "counter", "counter@0", "counter@0/", "counter/0", "counter@0/0/", "counter@0/0/0",
+    "", "counter", "counter@0", "counter@0/", "counter/0", "counter/1-", "counter/1-2/3",
+    "counter/1-2-3", "counter/-1-2", "counter@1-2/3", "counter@0/1-2", "counter/../1-2",
+    "counter/1-2\n", "../1-2", "/1-2",  "counter@0/0/", "counter@0/0/0",
     "/counter@0/0", "../counter@0/0", "counter@0/..", "counter@0/../..", "a@0/0\n", "a@0/0\0",
     "..@0/0", "a/../b@0/0", "a b@0/0", "a@-1/0", "a@0/-1", "a@x/0", "@0/0", "ä@0/0", "a@\u0663/0",
-    ".", "..", "/", "/etc", "a@" + "9" * 30 + "/0", "linked@0/0", "counter@0/7", None, 1,
-    ["counter@0/0"], {},
+    ".", "..", "/", "/etc", "a@" + "9" * 30 + "/0", "linked/1-2", "linked@0/0", "counter@0/7",
+    None, 1, ["counter@0/0"], {},
 ]  # fmt: skip
 NO_NUMBERS = [-2, 1.0, 1.5, "1", None, True, [], {}, 1 << 63, 10**40]
 NO_GROUPS = ["x", "0-8", "7-3", "-1", "0-70000", "0-7,", None, 0, 1, ["0-7"], []]
@@ -105,6 +109,7 @@ NO_PARTS = (
     + [{**PART, "base": bad} for bad in NO_NUMBERS if bad is not None]
     + [{**PART, "checksum": bad} for bad in NO_CHECKSUMS]
     + [{key: value for key, value in PART.items() if key != gone} for gone in PART]
+    + [{**PART, "holders": bad} for bad in (None, 1, "x", *([bad] for bad in ("", ".x", None, 1)))]
     + [{**PART, "more": 1}, {}, None, 1]
 )
 NO_LISTS = [None, 1, "x", {}]
@@ -126,8 +131,11 @@ WRONG: dict[str, list[Any]] = {
     "tables": [*NO_LISTS, *(["counter@0/0", bad] for bad in NO_TABLES)],
     "captures": [*NO_LISTS, *(["captures/a.arrow", bad] for bad in NO_FILES)],
     "layouts": [*([bad] for bad in NO_LISTS), None, 1, "x",
-                *({bad: WRITTEN} for bad in NO_TABLES[:-6]),
+                *({bad: WRITTEN} for bad in NO_TABLES[:-7]),
                 *({"counter@0/0": bad} for bad in NO_LAYOUTS)],
+    "operators": [None, 1, "x", [], *({"counter": bad} for bad in NO_LAYOUTS),
+                  *({bad: WRITTEN} for bad in ("", "..", "a/b", "a b"))],
+    "holders": [*NO_LISTS, *([bad] for bad in ("", ".x", None, 1, []))],
 }  # fmt: skip
 CASES = [
     pytest.param(verb, field, id=f"{verb}-{field}")
@@ -155,6 +163,7 @@ class Agent:
         self.ask("make", parts=[])
         # Somebody of this user, or a wrong program, has laid links.
         (self.root / TABLES / "linked@0").symlink_to(self.beside)
+        (self.root / TABLES / "linked").symlink_to(self.beside)
         (self.root / TABLES / "counter@0" / "7").symlink_to(self.beside)
 
     def ask(self, verb: str, **changes: Any) -> Any:
@@ -290,7 +299,12 @@ parts = st.builds(
     versions,
     st.none() | versions,
     groups,
-    st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(
+            lambda host: host[0] != "."
+        ),
+        max_size=3,
+    ).map(tuple),
     numbers,
     numbers,
     checksums,
@@ -303,8 +317,10 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     Version: versions,
     Instance: st.integers(0, 1 << 16),
     TableName: st.from_regex(
-        r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}@[0-9]{1,18}/[0-9]{1,9}", fullmatch=True
+        r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}(@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})",
+        fullmatch=True,
     ),
+    Host: st.from_regex(r"[A-Za-z0-9:-][A-Za-z0-9.:-]{0,15}", fullmatch=True),
     OperatorName: st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}", fullmatch=True),
     CaptureFile: st.text(st.characters(exclude_characters="\0"), min_size=1),
     BackupName: names,
@@ -363,7 +379,7 @@ def test_a_request_is_the_same_after_it_was_json(
     assert encode(found, left) == written
     for field in fields(request):
         value = getattr(request, field.name)
-        if not isinstance(value, TableLayout) and field.name != "layouts":
+        if not isinstance(value, TableLayout) and field.name not in ("layouts", "operators"):
             assert getattr(found, field.name) == value
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from table_tools import LAYOUT, Key, content, decoded, eager_housekeeping, encode, scattered
 
 from anabranch.errors import StateError
-from anabranch.state import maintenance
+from anabranch.state import changes, maintenance
 from anabranch.state.capture import capture
 from anabranch.state.groups import KeyGroups
 from anabranch.state.header import NONE
@@ -37,7 +37,7 @@ GROUPS = 128
 ALL = KeyGroups.all(GROUPS)
 NAMES = [None, "", "a", "b", "long " * 9]
 keys = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 9)), max_size=25)
-LOOK_AT = 16
+LOOK_AT = 2
 
 
 def group(key: Key) -> int:
@@ -59,13 +59,16 @@ class Model:
         self.leaving = KeyGroups()
         self.told: int | None = None
         """What the last call to shed these groups has told."""
+        self.whole = True
+        """Whether the table has no rows but of the groups that stay, and of those that it sheds."""
 
 
 class SheddingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.housekeeping = eager_housekeeping(ring=1 << 17)
-        self.housekeeping.__enter__()
+        self.housekeeping = ExitStack()
+        self.housekeeping.enter_context(eager_housekeeping(ring=1 << 17))
+        self.housekeeping.enter_context(mock.patch.object(changes, "_LOOK_AT", LOOK_AT))
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")
         self.path = Path(self.folder.name) / "table"
         self.now = Model()
@@ -110,7 +113,7 @@ class SheddingMachine(RuleBasedStateMachine):
         if groups <= now.leaving:
             return
         now.leaving |= groups
-        now.told = None
+        now.told, now.whole = None, False
         now.others |= {key for key in now.rows if group(key) in groups}
         now.rows = {key: value for key, value in now.rows.items() if group(key) not in groups}
         now.dirty = {key for key in now.dirty if group(key) not in groups}
@@ -127,7 +130,7 @@ class SheddingMachine(RuleBasedStateMachine):
             last = min(now.told, rows)
             assert max(0, last - LOOK_AT * most) <= left <= max(0, last - 1), "no row is seen twice"
         self.gone_now |= now.others - there
-        now.others, now.told = there, left or None
+        now.others, now.told, now.whole = there, left or None, True
         if left == 0:
             assert not there
 
@@ -137,7 +140,7 @@ class SheddingMachine(RuleBasedStateMachine):
         """All of them are gone, and their rows come from somewhere else again."""
         while self.table.shed(self.now.leaving, 40):
             pass
-        self.now.others, self.now.told = set(), None
+        self.now.others, self.now.told, self.now.whole = set(), None, True
         self.go_on(1, checkpoint=True, reopen=False)
         self.now.leaving = KeyGroups()
 
@@ -165,7 +168,7 @@ class SheddingMachine(RuleBasedStateMachine):
         leaving, self.now = self.now.leaving, self.before
         others = {key for key in self.now.rows if group(key) in leaving}
         if leaving != self.now.leaving:
-            self.now.told = None
+            self.now.told, self.now.whole = None, False
         self.now.leaving = leaving
         self.now.others |= others
         self.now.rows = {k: v for k, v in self.now.rows.items() if k not in others}
@@ -197,14 +200,14 @@ class SheddingMachine(RuleBasedStateMachine):
     @rule()
     def check_captures(self) -> None:
         table, now = self.table, self.now
-        for whole in (False, True) if table.mixed or not now.leaving else (False,):
+        for whole in (False, True) if now.whole else (False,):
             full = capture(table, "op", 0, groups=self.staying, base=None, whole=whole)
             assert rows_of(full) == (now.rows, set())
             base = Version(now.clean)
-            changes = capture(table, "op", 0, groups=self.staying, base=base, whole=whole)
+            since = capture(table, "op", 0, groups=self.staying, base=base, whole=whole)
             changed = {key: now.rows[key] for key in now.dirty if key in now.rows}
-            assert rows_of(changes) == (changed, now.dirty - changed.keys())
-            assert changes.groups == self.staying
+            assert rows_of(since) == (changed, now.dirty - changed.keys())
+            assert since.groups == self.staying
         some = KeyGroups.of([each for each in self.staying if each % 3 == 0])
         part = capture(table, "op", 0, groups=some, base=None)
         assert rows_of(part)[0] == {k: v for k, v in now.rows.items() if group(k) in some}
@@ -216,7 +219,7 @@ class SheddingMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.table.close()
         self.folder.cleanup()
-        self.housekeeping.__exit__(None, None, None)
+        self.housekeeping.close()
 
 
 def rows_of(taken: Any) -> tuple[dict[Key, int], set[Key]]:
@@ -318,7 +321,7 @@ def test_rows_shed_are_free_without_a_checkpoint(tmp_path: Path) -> None:
         version, calls = version + 1, calls + 1
         if left == 0:
             break
-    assert calls <= out // 100 + 2000 // (100 * LOOK_AT) + 1
+    assert calls <= out // 100 + 2000 // (100 * changes._LOOK_AT) + 1
     assert table.dirty_count == len(names) - out, "shed rows are no changes"
     table.begin(Version(version), 0)
     counters = table._counters()
@@ -331,6 +334,13 @@ def test_rows_shed_are_free_without_a_checkpoint(tmp_path: Path) -> None:
     _, gone = table.dirty()
     assert len(gone) == 0
     assert table.dirty_count == len(names)
+    back = [key for key in names if group(key) in leaving]
+    table.rows(encode(back))
+    table.finish()
+    table.begin(Version(version + 1), 0)
+    while table.shed(leaving, 100):
+        pass
+    assert len(table.of_groups(table.live(), leaving)) == 0, "they left once more"
     with pytest.raises(ValueError, match="at least one"):
         table.shed(leaving, 0)
     table.close()

@@ -101,7 +101,9 @@ class Manifest:
     @property
     def files(self) -> frozenset[str]:
         """The names of all files that are needed for this version."""
-        return frozenset(part.name for of in self.operators.values() for part in of.parts)
+        return frozenset(
+            name for of in self.operators.values() for part in of.parts for name in part.copies
+        )
 
 
 class Manifests:

@@ -30,7 +30,7 @@ _LOOK_EVERY = 0.1
 
 @dataclass(frozen=True)
 class Merging:
-    """Parts to be merged into a full one of some groups at a version, to be stored under a prefix.
+    """Parts to be merged into a full one of some groups at a version; see :func:`back_up`.
 
     CheckpointError if the parts do not lead all of the groups to the version.
     """

@@ -13,10 +13,11 @@ from anabranch.backup.manifests import Manifest, OperatorManifest, part_name
 from anabranch.backup.peers import peer_name
 from anabranch.backup.store import BackupStore
 from anabranch.errors import (
-    AnabranchError,
     CheckpointCorrupt,
+    CheckpointError,
     CheckpointNotFound,
     DidNotHappen,
+    MayHaveHappened,
     StoreError,
 )
 from anabranch.state import checkpoint
@@ -40,10 +41,10 @@ def back_up(
     """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
 
     ``data`` is the file of the capture, if it was written already; otherwise it is written to a
-    temporary file. ``under`` is put before its name. With ``holders`` it is written to each of
-    these nodes, whose store is a :class:`~anabranch.backup.peers.PeerStore`. All can be repeated
-    after any :class:`~anabranch.errors.StoreError`: the same rows get the same name, and other
-    rows another one, unless a ``mark`` is put into it.
+    temporary file. ``under`` is put before its name. With ``holders`` the store is one of peers,
+    and each of these has it afterwards, or a :class:`~anabranch.errors.StoreError` is raised. All
+    of this can be repeated then: the same rows get the same name, and other rows another one. A
+    ``mark`` in the name makes it one of its own all the same.
     """
     if data is None:
         with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
@@ -64,26 +65,20 @@ def back_up(
         checksum=digest,
         instance=capture.instance,
     )
-    for each in copies(part):
-        store.put(each, data)
+    _put_all(store, part.copies, data)
     return part
 
 
-def copies(part: Part) -> list[str]:
-    """The names of all copies of a part in its store."""
-    return [peer_name(host, part.name) for host in part.holders] or [part.name]
-
-
-def _copy(store: BackupStore, part: Part) -> pa.Buffer:
-    """The bytes of a part, from the first holder that has them."""
-    failures: list[AnabranchError] = []
-    for name in copies(part):
+def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None:
+    for number, copy in enumerate(copies):
         try:
-            return store.get(name)
-        except (CheckpointNotFound, StoreError) as error:
-            failures.append(error)
-    # One that does not answer may have it all the same.
-    raise next((e for e in failures if isinstance(e, StoreError)), failures[0])
+            store.put(copy, data)
+        except DidNotHappen as error:
+            if number == 0:
+                raise
+            raise MayHaveHappened(
+                f"{copy} was not stored, and {', '.join(copies[:number])} was: {error}"
+            ) from error
 
 
 def _saved(capture: Capture, path: Path) -> pa.Buffer:
@@ -104,6 +99,7 @@ def retrieve(
     groups: KeyGroups | None = None,
     version: Version | None = None,
     since: Version | None = None,
+    near: str = "",
 ) -> list[Capture]:
     """The captures that hold an operator's state, or that of some groups, oldest first.
 
@@ -112,24 +108,41 @@ def retrieve(
     needed files are read, and all of them are verified before any is returned.
     :class:`~anabranch.errors.CheckpointError` says which groups do not come to the version.
     ``schema`` is what the reader expects; :class:`~anabranch.errors.SchemaChanged` if the
-    checkpoint was written with other columns.
+    checkpoint was written with other columns. Of a part with several holders one is enough; the
+    host ``near`` is asked first.
     """
     every = KeyGroups.all(operator.schema.key_groups)
     wanted = every if groups is None else groups & every
     if version is None:
         version = max((part.version for part in operator.parts), default=NO_VERSION)
     return [
-        _read(store, part, schema or operator.schema, of)
+        _read(store, part, schema or operator.schema, of, near)
         for part, of in leading_to(operator.parts, wanted, version, since=since)
     ]
 
 
-def _read(store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyGroups) -> Capture:
-    data = _copy(store, part)
-    capture = checkpoint.read(data, name=part.name, schema=schema, groups=groups)
+def _read(
+    store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyGroups, near: str
+) -> Capture:
+    failures: list[CheckpointError | StoreError] = []
+    for copy in sorted(part.copies, key=lambda copy: copy != peer_name(near, part.name)):
+        try:
+            return _read_copy(store, copy, part, schema, groups)
+        except (CheckpointError, StoreError) as error:
+            failures.append(error)
+    # One that did not answer may have it: nothing is lost as long as there is such a one.
+    silent = [error for error in failures if isinstance(error, StoreError)]
+    raise (silent or failures)[0]
+
+
+def _read_copy(
+    store: BackupStore, copy: str, part: Part, schema: CheckpointSchema, groups: KeyGroups
+) -> Capture:
+    data = store.get(copy)
+    capture = checkpoint.read(data, name=copy, schema=schema, groups=groups)
     if checkpoint.checksum(data) != part.checksum:
         raise CheckpointCorrupt(
-            f"{part.name}: a sound checkpoint, but not the one in the manifest: its checksum is "
+            f"{copy}: a sound checkpoint, but not the one in the manifest: its checksum is "
             f"{checkpoint.checksum(data)}, not {part.checksum}"
         )
     return capture

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointNotFound, DidNotHappen
+from anabranch.state.part import peer_name as peer_name
 
 
 class PeerStore:
@@ -58,11 +59,6 @@ class PeerStore:
         if node is None:
             raise CheckpointNotFound(f"backup {name} is lost with node {host}")
         return node
-
-
-def peer_name(host: str, name: str) -> str:
-    """The name of what a node has under a name."""
-    return f"{quote(host, safe='')}/{name}"
 
 
 def _split(name: str) -> tuple[str, str]:

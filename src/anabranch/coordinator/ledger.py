@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest
-from anabranch.backup.parts import copies
 from anabranch.backup.store import BackupStore
 from anabranch.boot import boot_id
 from anabranch.coordinator import identity, rewind
@@ -153,7 +152,7 @@ class Ledger:
         for version in sorted(order.versions, reverse=True):
             self._manifests.drop(version)
         for part in order.parts:
-            for name in copies(part):
+            for name in part.copies:
                 try:
                     self.parts.delete(name)
                 except StoreError as error:

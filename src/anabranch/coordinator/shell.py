@@ -129,7 +129,7 @@ class Asking:
             peers=self.nodes.peers(),
             file=CaptureFile(order.captured.file),
             under=requests.Prefix(f"{self.query}/"),
-            holders=order.holders,
+            holders=tuple(map(requests.Host, order.holders)),
         )
         return self._ask(order.captured.node, request, order)
 
@@ -144,7 +144,7 @@ class Asking:
             groups=order.groups,
             version=order.version,
             under=requests.Prefix(f"{self.query}/"),
-            holders=order.holders,
+            holders=tuple(map(requests.Host, order.holders)),
         )
         return self._ask(each.node, request, order)
 

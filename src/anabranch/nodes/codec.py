@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from anabranch import errors
+from anabranch.backup.peers import peer_name
 from anabranch.backup.store import check_name
 from anabranch.errors import AnabranchError, QueryFailed, Refused
 from anabranch.nodes.requests import (
@@ -26,6 +27,7 @@ from anabranch.nodes.requests import (
     CaptureFile,
     Checksum,
     Epoch,
+    Host,
     Instance,
     OperatorName,
     Prefix,
@@ -297,6 +299,7 @@ _FORMS: dict[Any, _Form] = {
     Version: _number(least=NO_VERSION),
     Instance: _number(greatest=MAX_KEY_GROUPS),
     TableName: _Form("the name of a table", check_table),
+    Host: _text("the name of a node", lambda value: check_name(peer_name(value, "x"))),
     OperatorName: _text("the name of an operator", _OPERATOR.fullmatch),
     CaptureFile: _text("the path of a file", lambda value: value and "\0" not in value),
     BackupName: _text("the name of a backup", check_name),
@@ -320,7 +323,7 @@ def _part_form() -> _Form:
         "version": _FORMS[Version],
         "base": _optional(_FORMS[Version]),
         "groups": _FORMS[KeyGroups],
-        "holders": _list(_text("host")),
+        "holders": _list(_FORMS[Host]),
         "rows": _number(),
         "bytes": _number(),
         "checksum": _FORMS[Checksum],

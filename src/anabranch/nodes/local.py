@@ -32,12 +32,12 @@ from anabranch.nodes.requests import (
     Inspect,
     Make,
     Merge,
-    OperatorName,
     Rename,
     Request,
     Store,
     TableName,
     check_table,
+    operator_of,
 )
 from anabranch.state import capture as rows_of
 from anabranch.state.capture import CheckpointSchema
@@ -62,13 +62,17 @@ class LocalNode:
     """The tables and captures below a folder of this machine.
 
     See :class:`~anabranch.nodes.node.Node`. With ``files``, where the backups are, parts are merged
-    by another process: in the driver it would hold the interpreter's lock, which batches need.
+    by another process: in the driver it would hold the interpreter's lock, which batches need. With
+    ``host``, the name of this node among its peers, it takes parts first from what it has itself.
     """
 
-    def __init__(self, root: Path, backups: Backups, files: Files | None = None) -> None:
+    def __init__(
+        self, root: Path, backups: Backups, files: Files | None = None, host: str = ""
+    ) -> None:
         self._root = root
         self._backups = backups
         self._files = files
+        self._host = host
         self._fence = Fence(root / EPOCH)
         self._busy: set[TableName] = set()
         self._free = threading.Condition()
@@ -158,10 +162,9 @@ class LocalNode:
     def _inspect(
         self, request: Inspect, deadline: Deadline
     ) -> dict[TableName, tuple[Version, ...]]:
-        found = {}
+        found: dict[TableName, tuple[Version, ...]] = {}
         for table in self._tables():
-            operator = OperatorName(table.partition("/")[0].partition("@")[0])
-            layout = request.layouts.get(table) or request.operators.get(operator)
+            layout = request.layouts.get(table) or request.operators.get(operator_of(table))
             found[table] = () if layout is None else self._versions(table, layout, deadline)
         return found
 
@@ -179,7 +182,9 @@ class LocalNode:
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
                 shutil.rmtree(half_made(path), ignore_errors=True)
-                if path.parent.is_dir() and not any(path.parent.iterdir()):
+                # The folder of an operator's slices stays: another one may just be made in it.
+                routed = "@" in path.parent.name
+                if routed and path.parent.is_dir() and not any(path.parent.iterdir()):
                     path.parent.rmdir()
         for file in files:
             file.unlink(missing_ok=True)
@@ -227,6 +232,7 @@ class LocalNode:
                 groups=request.groups,
                 version=version,
                 since=since,
+                near=self._host,
             )
         except CheckpointError as error:
             raise type(error)(f"{request}: {error}") from error

@@ -25,7 +25,9 @@ A = TypeVar("A")
 Epoch = NewType("Epoch", int)
 """The number of a driver's run of the query; the next driver has a greater one."""
 TableName = NewType("TableName", str)
-"""``operator@epoch/instance``, where the epoch is that of the routing."""
+"""``operator/slice``, or ``operator@epoch/instance`` where the epoch is that of the routing."""
+Host = NewType("Host", str)
+"""The name of a node."""
 OperatorName = NewType("OperatorName", str)
 Instance = NewType("Instance", int)
 CaptureFile = NewType("CaptureFile", str)
@@ -41,7 +43,9 @@ Address = NewType("Address", str)
 VERBS: dict[str, type[Request[Any]]] = {}
 """All requests that there are, by verb."""
 
-_TABLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})")
+_TABLE = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9_-]*)(?:@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})"
+)
 
 
 class Request(Generic[A]):
@@ -157,8 +161,8 @@ class Inspect(Request[Mapping[TableName, tuple[Version, ...]]]):
     """Which tables there are, and at which versions each can be used.
 
     These are the version that a table is at, and the one that it can be rolled back to. Only the
-    tables in ``layouts`` are looked into; one that cannot be used, because it is damaged, of other
-    columns, or held by somebody until the deadline, has no version.
+    tables in ``layouts`` and those of ``operators`` are looked into; one that cannot be used,
+    because it is damaged, of other columns, or held by somebody until the deadline, has no version.
     """
 
     layouts: Mapping[TableName, TableLayout] = field(default_factory=dict)
@@ -196,17 +200,19 @@ class Fetch(Request[pa.Buffer]):
 class Store(Backed[Part]):
     """Put a capture file into the backup store, under a prefix, and remove it.
 
-    With ``holders`` it is put to each of these nodes.
+    With ``holders`` the store is that of the peers, and each of these hosts has it afterwards. If
+    not all of them have taken it the file stays, and the request can be repeated: DidNotHappen if
+    none has it, MayHaveHappened if some may have.
     """
 
     file: CaptureFile
     under: Prefix
-    holders: tuple[str, ...] = ()
+    holders: tuple[Host, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(Backed[Part]):
-    """Merge parts into a full one of some groups at a version, and put that into the backup store.
+    """Merge parts into a full one of some groups at a version, and store that as Store does.
 
     CheckpointError if the parts do not lead all of the groups to the version.
     """
@@ -216,7 +222,7 @@ class Merge(Backed[Part]):
     groups: KeyGroups
     version: Version
     under: Prefix
-    holders: tuple[str, ...] = ()
+    holders: tuple[Host, ...] = ()
 
     def __post_init__(self) -> None:
         _check_groups(self.groups, self.schema.key_groups)
@@ -292,8 +298,32 @@ class Stop(Change[None]):
 def check_table(value: object) -> TableName:
     """The name of a table; ValueError if it is none."""
     if not isinstance(value, str) or not _TABLE.fullmatch(value):
-        raise ValueError(f"{value!r:.100} is no name of a table, which is operator@epoch/instance")
+        raise ValueError(
+            f"{value!r:.100} is no name of a table, which is operator/epoch-number or "
+            "operator@epoch/instance"
+        )
     return TableName(value)
+
+
+def slice_table(operator: str, slice_id: str) -> TableName:
+    """The name of the table of a slice.
+
+    >>> slice_table("counter", "3-17")
+    'counter/3-17'
+    """
+    return check_table(f"{operator}/{slice_id}")
+
+
+def operator_of(table: TableName) -> OperatorName:
+    """The operator whose table it is.
+
+    >>> operator_of(TableName("counter/3-17")), operator_of(TableName("counter@3/17"))
+    ('counter', 'counter')
+    """
+    match = _TABLE.fullmatch(table)
+    if match is None:
+        raise ValueError(f"{table!r} is no name of a table")
+    return OperatorName(match[1])
 
 
 def _check_groups(groups: KeyGroups, among: int) -> None:

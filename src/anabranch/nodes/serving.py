@@ -48,7 +48,7 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
         float(context.get("timeout", TIMEOUT)),
         None if trusted is None else Path(trusted).read_bytes(),
     )
-    return LocalNode(root, peers.store)
+    return LocalNode(root, peers.store, host=context["host"])
 
 
 class _Peers:

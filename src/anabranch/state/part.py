@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import quote
 
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
+
+
+def peer_name(host: str, name: str) -> str:
+    """The name, in the store of all peers, of what one of them has under a name."""
+    return f"{quote(host, safe='')}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,11 @@ class Part:
     rows: int = 0
     checksum: str = ""
     instance: int = 0
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The names under which a store has it."""
+        return tuple(peer_name(host, self.name) for host in self.holders) or (self.name,)
 
     def to_json(self) -> dict[str, Any]:
         """A value for :mod:`json`."""
