@@ -248,7 +248,11 @@ class Batches:
                         raise
         except Exception as error:
             self.failure = translated(error)
-            return BatchFailed(order.version, order.fence, self._cause(error), str(self.failure))
+            missing: tuple[SliceId, ...] = ()
+            if isinstance(self.failure, StateMissing):
+                missing = tuple(map(slice_of, self.failure.tables))
+            cause, reason = self._cause(error), str(self.failure)
+            return BatchFailed(order.version, order.fence, cause, reason, missing)
 
     def _cause(self, error: Exception) -> Cause:
         if isinstance(self.failure, Deposed):

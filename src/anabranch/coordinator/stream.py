@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +107,8 @@ class Stream:
         """End after the batch that runs."""
         with self._lock:
             self._stopping = True
-        self._loop.wait_for(lambda q: not q.running)
+        with suppress(QueryFailed):  # it has ended by itself
+            self._loop.wait_for(lambda q: not q.running)
         self._batches.end(QueryFailed("the query is being stopped"))
         self._end()
 

@@ -117,8 +117,9 @@ def fail(turn: Turn, event: BatchFailed) -> None:
         turn.stop(f"batch {batch.version} failed {attempts} times: {event.reason}")
         return
     if event.cause is Cause.STATE_MISSING:
-        everything = frozenset(each.id for each in serving(turn.query.slices.values()))
-        turn.change(suspects=turn.query.suspects | everything)
+        serve = frozenset(each.id for each in serving(turn.query.slices.values()))
+        named = serve.intersection(event.missing)
+        turn.change(suspects=turn.query.suspects | (named or serve))
     later = turn.query.now + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempts)
     turn.change(batch=Batch(batch.version, attempts, not_before=later))
     turn.send(Wake(later))

@@ -88,6 +88,8 @@ class BatchFailed:
     fence: int
     cause: Cause
     reason: str = ""
+    missing: tuple[SliceId, ...] = ()
+    """The slices whose tables are missing, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

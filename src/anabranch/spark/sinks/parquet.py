@@ -57,7 +57,7 @@ class ParquetSink:
 
     def part_writer(self, delivery: Delivery) -> PartWriter:
         """Write the rows of a partition to one temporary file."""
-        return partial(_write_part, self.path, _prefix(delivery))
+        return partial(_write_part, self.path, _mark(delivery), _prefix(delivery))
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
         """Write all partitions."""
@@ -117,7 +117,7 @@ class ParquetSink:
         for name in _later(filesystem, folder, query, after):
             filesystem.delete_file(f"{folder}/{name}")
         for name in _names(filesystem, folder):
-            if name.startswith(f"{_TEMPORARY}part-{query}-"):
+            if _is_unfinished(name, query):
                 filesystem.delete_file(f"{folder}/{name}")
 
 
@@ -125,6 +125,11 @@ def _later(filesystem: fs.FileSystem, folder: str, query: str, after: Version) -
     """The files of a query's batches after a version."""
     found = ((re.fullmatch(rf"part-{query}-(\d+)-.*", n), n) for n in _names(filesystem, folder))
     return [name for match, name in found if match and int(match[1]) > after]
+
+
+def _mark(delivery: Delivery) -> str:
+    """What the names of a driver's unfinished files begin with."""
+    return f"{_TEMPORARY}{delivery.epoch}-"
 
 
 def _prefix(delivery: Delivery) -> str:
@@ -139,19 +144,25 @@ def _names(filesystem: fs.FileSystem, folder: str) -> list[str]:
 
 
 def _sweep(filesystem: fs.FileSystem, folder: str, delivery: Delivery) -> None:
-    """Remove the unfinished files of runs that died; this run's own carry this version's prefix."""
+    """Remove the unfinished files of other drivers of the query, whatever these may still do.
+
+    One that was paused before it gave them their names can then not do so any more.
+    """
     for name in _names(filesystem, folder):
-        stale = name.startswith(f"{_TEMPORARY}part-{delivery.query}-")
-        if stale and not name.startswith(f"{_TEMPORARY}{_prefix(delivery)}"):
+        if _is_unfinished(name, delivery.query) and not name.startswith(_mark(delivery)):
             filesystem.delete_file(f"{folder}/{name}")
 
 
+def _is_unfinished(name: str, query: str) -> bool:
+    return re.match(rf"{_TEMPORARY}(\d+-)?part-{query}-", name) is not None
+
+
 def _write_part(
-    path: str, prefix: str, batches: Iterator[pa.RecordBatch]
+    path: str, mark: str, prefix: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     filesystem, folder = resolve(path)
     partition = TaskContext.get().partitionId()  # type: ignore[union-attr]
-    temporary = f"{_TEMPORARY}{prefix}{partition:05d}-{uuid.uuid4().hex}"
+    temporary = f"{mark}{prefix}{partition:05d}-{uuid.uuid4().hex}"
     writer: pq.ParquetWriter | None = None
     try:
         for batch in batches:
