@@ -70,9 +70,17 @@ class Events:
 
     def add(self, kind: str, seconds: float = 0.0, **details: Any) -> None:
         """Something has happened."""
+        self.store(self.note(kind, seconds, **details))
+
+    def note(self, kind: str, seconds: float = 0.0, **details: Any) -> Event:
+        """Something has happened, to be seen at once; it is to be stored as soon as there is time."""
         event = Event(kind, time.time(), seconds, details)
+        self.recent.append(event)
+        return event
+
+    def store(self, event: Event) -> None:
+        """Write an event that was noted."""
         with self._lock:
-            self.recent.append(event)
             self._lines.append(event.to_json())
             try:
                 self._write(f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl")

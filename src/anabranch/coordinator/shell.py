@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -258,7 +258,10 @@ class Shell:
             case orders.Withdraw():
                 self._done(self._writing, order, lambda: self._ledger.withdraw(order))
             case orders.Tell(kind, details):
-                self._done(self._writing, order, lambda: self._tell(kind, details))
+                seconds = float(str(details.get("seconds", 0.0)))
+                rest = {name: value for name, value in details.items() if name != "seconds"}
+                event = self._events.note(kind, seconds, **rest)
+                self._done(self._writing, order, lambda: self._events.store(event))
             case orders.Drop():
                 self._done(self._at_nodes, order, lambda: ask.drop(order))
             case orders.AskNodes(total):
@@ -279,11 +282,6 @@ class Shell:
         """Wait for what is under way, and take no more orders."""
         for pool in (self._spark, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
-
-    def _tell(self, kind: str, details: Mapping[str, Any]) -> None:
-        seconds = float(details.get("seconds", 0.0))
-        rest = {name: value for name, value in details.items() if name != "seconds"}
-        self._events.add(kind, seconds, **rest)
 
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)

@@ -20,7 +20,16 @@ from enum import Enum
 
 from anabranch.protocols import checkpoint
 from anabranch.protocols.events import Done, Failed, Rebalance, Scale, SliceReport
-from anabranch.protocols.model import Change, Host, Role, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import (
+    Change,
+    Host,
+    Readiness,
+    Role,
+    Routed,
+    Slice,
+    SliceId,
+    serving,
+)
 from anabranch.protocols.orders import (
     SECOND,
     Advance,
@@ -172,6 +181,8 @@ def run(turn: Turn) -> None:
     if not turn.query.moves and turn.query.now >= turn.query.merge_after:
         _merge_where_crowded(turn)
     while turn.query.waiting and not turn.query.moves:
+        if isinstance(turn.query.waiting[0], Rebalance) and _nodes_are_coming(turn.query):
+            break
         event, *rest = turn.query.waiting
         turn.change(waiting=tuple(rest))
         _begin(turn, event)
@@ -262,6 +273,11 @@ def interrupt(turn: Turn) -> None:
     for moving in list(turn.query.moves.values()):
         if moving.moved.keys() & turn.query.suspects:
             _again(turn, moving, "slices that it moves from were lost")
+
+
+def _nodes_are_coming(query: Query) -> bool:
+    """Whether there are nodes of which it is not known yet whether they can be used."""
+    return any(node.readiness is not Readiness.READY for node in query.nodes.values())
 
 
 def _begin(turn: Turn, event: Scale | Rebalance) -> None:
