@@ -286,8 +286,8 @@ class Driver:
                 self.soon(lambda: self.withdraw(versions, parts))
             case o.Drop(host, slices, files):
                 self.soon(lambda: self.drop(host, slices, files))
-            case o.End(command, error):
-                simulation.end(self, command, error)
+            case o.End(command, error, result):
+                simulation.end(self, command, error, result)
             case o.Stop(reason):
                 simulation.stopped(self, reason)
             case o.Tell(kind):
@@ -742,9 +742,13 @@ class Simulation:
         served = list(serving(driver.query.slices.values()))
         self.world.check_served(served, version)
 
-    def end(self, driver: Driver, command: o.CommandId, error: str | None) -> None:
+    def end(self, driver: Driver, command: o.CommandId, error: str | None, result: Any) -> None:
         if command in self.ended and self.is_current(driver):
             raise Violation(f"command {command} ended twice")
+        if error is None and isinstance(result, int) and self.is_current(driver):
+            newest = max(self.world.durable.manifests, default=-1)
+            if newest < result:
+                raise Violation(f"checkpoint {result} ended well, the newest one is {newest}")
         self.ended[command] = error
 
     def stopped(self, driver: Driver, reason: str) -> None:
