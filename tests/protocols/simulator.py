@@ -209,6 +209,8 @@ class Driver:
         self.commands: dict[o.CommandId, Event] = {}
         self.plan = plan
         self.attempt: Attempt | None = None
+        self.fence = 0
+        """The fence of the batch that began last, or of what took Spark back since."""
 
     def start(self) -> None:
         simulation, world = self.simulation, self.simulation.world
@@ -271,6 +273,7 @@ class Driver:
         match order:
             case o.RunBatch():
                 self.attempt = Attempt(self, order)
+                self.fence = order.fence
                 self.attempt.run()
             case o.CancelBatch(_, fence):
                 if self.attempt is not None and self.attempt.order.fence == fence:
@@ -421,8 +424,11 @@ class Driver:
             case o.Publish(published):
                 self.check_epoch()
                 world.durable.manifests[published.version] = published
-            case o.Rewind(start, target):
+            case o.Rewind(start, target, fence):
                 self.check_epoch()
+                if fence < self.fence:
+                    raise Trouble("a later batch has begun")
+                self.fence = fence
                 if start + 1 < world.durable.oldest_offsets:
                     raise Violation(f"Spark's log has no offsets of batch {start + 1} any more")
                 earlier = {v for v in world.durable.commits if v <= start}
