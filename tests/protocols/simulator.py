@@ -210,6 +210,8 @@ class Driver:
         self.commands: dict[o.CommandId, Event] = {}
         self.plan = plan
         self.attempt: Attempt | None = None
+        self.fence = 0
+        """The fence of the batch that began last, or of what took Spark back since."""
 
     def start(self) -> None:
         simulation, world = self.simulation, self.simulation.world
@@ -272,6 +274,7 @@ class Driver:
         match order:
             case o.RunBatch():
                 self.attempt = Attempt(self, order)
+                self.fence = order.fence
                 self.attempt.run()
             case o.CancelBatch(_, fence):
                 if self.attempt is not None and self.attempt.order.fence == fence:
@@ -287,8 +290,8 @@ class Driver:
                 self.soon(lambda: self.withdraw(versions, parts))
             case o.Drop(host, slices, files):
                 self.soon(lambda: self.drop(host, slices, files))
-            case o.End(command, error):
-                simulation.end(self, command, error)
+            case o.End(command, error, result):
+                simulation.end(self, command, error, result)
             case o.Stop(reason):
                 simulation.stopped(self, reason)
             case o.Tell(kind):
@@ -422,8 +425,11 @@ class Driver:
             case o.Publish(published):
                 self.check_epoch()
                 world.durable.manifests[published.version] = published
-            case o.Rewind(start, target):
+            case o.Rewind(start, target, fence):
                 self.check_epoch()
+                if fence < self.fence:
+                    raise Trouble("a later batch has begun")
+                self.fence = fence
                 if start + 1 < world.durable.oldest_offsets:
                     raise Violation(f"Spark's log has no offsets of batch {start + 1} any more")
                 earlier = {v for v in world.durable.commits if v <= start}
@@ -743,9 +749,13 @@ class Simulation:
         served = list(serving(driver.query.slices.values()))
         self.world.check_served(served, version)
 
-    def end(self, driver: Driver, command: o.CommandId, error: str | None) -> None:
+    def end(self, driver: Driver, command: o.CommandId, error: str | None, result: Any) -> None:
         if command in self.ended and self.is_current(driver):
             raise Violation(f"command {command} ended twice")
+        if error is None and isinstance(result, int) and self.is_current(driver):
+            newest = max(self.world.durable.manifests, default=-1)
+            if newest < result:
+                raise Violation(f"checkpoint {result} ended well, the newest one is {newest}")
         self.ended[command] = error
 
     def stopped(self, driver: Driver, reason: str) -> None:

@@ -124,6 +124,25 @@ def _trim_what_is_needed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_go_back", lambda turn: None)
 
 
+def _forget_what_must_be_shed(patch: pytest.MonkeyPatch) -> None:
+    original = move._switch
+
+    def switch(turn: Turn, moving: move.Move) -> None:
+        original(turn, moving)
+        turn.put(*(replace(s, leaving=NO_GROUPS) for s in turn.query.slices.values()))
+
+    patch.setattr(move, "_switch", switch)
+
+
+def _withdraw_what_is_needed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checkpoint, "_needed", lambda query: set())
+
+
+def _never_ask_whether_agents_answer(patch: pytest.MonkeyPatch) -> None:
+    """An executor that stops is not seen to: the batch that runs on it never ends."""
+    patch.setattr(nodes, "_probe", lambda turn: None)
+
+
 def _believe_in_nodes_that_are_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nodes, "remove", lambda turn, host: None)
 
@@ -139,6 +158,9 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     _take_every_answer,
     _trim_what_is_needed,
     _believe_in_nodes_that_are_gone,
+    _forget_what_must_be_shed,
+    _withdraw_what_is_needed,
+    _never_ask_whether_agents_answer,
 ]
 
 

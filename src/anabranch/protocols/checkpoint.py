@@ -414,6 +414,8 @@ def _go_on(turn: Turn) -> None:
         _change(turn, current=replace(current, publishing=True))
         turn.order(Publish(whole), Owner.CHECKPOINT)
         return
+    if whole is None and current.failure is None and current.operators == set(query.operators):
+        current = replace(current, failure="parts of it were lost before it was published")
     failures = 0 if current.failure is None else mine.failures + 1
     pause = query.now + min(failures, _LONGEST_PAUSE) * SECOND
     _change(turn, current=None, failures=failures, not_before=pause)

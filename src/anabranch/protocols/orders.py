@@ -184,10 +184,14 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Take Spark back to a version, so that the batches up to the target are run again."""
+    """Take Spark back to a version, so that the batches up to the target are run again.
+
+    One that comes after a batch, or another one, with a higher fence has begun is refused.
+    """
 
     start: Version
     target: Version
+    fence: int
 
 
 Answered = (

@@ -299,7 +299,7 @@ def _made(turn: Turn) -> None:
     if restart.start < restart.target or not restart.trusted:
         # The batch that Spark wants is one of those it will want again.
         turn.change(restart=replace(restart, phase=Phase.REWIND), batch=None)
-        turn.order(Rewind(restart.start, restart.target), Owner.RESTART)
+        turn.order(Rewind(restart.start, restart.target, turn.fence()), Owner.RESTART)
     else:
         _finish(turn)
 
