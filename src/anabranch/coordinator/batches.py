@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ from anabranch.protocols.events import (
     SliceReport,
 )
 from anabranch.protocols.model import Routed, Slice, SliceId
-from anabranch.protocols.orders import Captured, CaptureWanted, RunBatch
+from anabranch.protocols.orders import CancelBatch, Captured, CaptureWanted, RunBatch
 from anabranch.spark.bind import Bound
 from anabranch.spark.jobs import Jobs, tagged
 from anabranch.spark.logs import digest
@@ -100,6 +101,7 @@ class Batches(HandOver):
         self._chose_partitions = chose_partitions(spark)
         self._tuned: SparkSession | None = None
         self._computed_first = read_in_part(program.plan)
+        self._jobs: _Cancellable | None = None
         self._routers: dict[str, Router | PackedRouter] = {}
         self._narrow = all(
             is_fixed(field.type) for bound in program.bounds.values() for field in bound.input
@@ -112,6 +114,13 @@ class Batches(HandOver):
             for step in kept.values():
                 step.trim()
         self._sent = {}
+
+    def cancel(self, order: CancelBatch) -> None:
+        """See :meth:`HandOver.cancel`."""
+        super().cancel(order)
+        with self._lock:
+            if self._jobs is not None:
+                self._jobs.cancel()
 
     def trim(self, operator: str, upto: Version) -> None:
         """See :meth:`HandOver.trim`."""
@@ -156,7 +165,7 @@ class Batches(HandOver):
             return Cause.FENCED
         if isinstance(self.failure, StateMissing):
             return Cause.STATE_MISSING
-        if self._cancelled.is_set() or lost_worker(error) or isinstance(error, Unreported):
+        if self._cancelled or lost_worker(error) or isinstance(error, Unreported):
             return Cause.PROCESS_LOST
         return Cause.ERROR
 
@@ -301,8 +310,18 @@ class Batches(HandOver):
             _log.info("The results of %s are computed before they are handed on.", names)
         return bool(new)
 
-    def _cancellable(self) -> _Cancellable:
-        return _Cancellable(self._context, self._cancelled)
+    @contextmanager
+    def _cancellable(self) -> Iterator[None]:
+        with _Cancellable(self._context) as jobs:
+            with self._lock:
+                self._jobs = jobs
+                if self._cancelled:
+                    jobs.cancel()
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._jobs = None
 
     # What follows from a batch
 
@@ -355,30 +374,37 @@ class Unreported(QueryFailed):
 
 
 class _Cancellable:
-    """The jobs that this thread starts in the block end once they are to be cancelled."""
+    """The jobs that this thread starts in the block end once they are cancelled."""
 
-    def __init__(self, context: Any, cancelled: threading.Event) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
-        self._cancelled = cancelled
         self._tag = f"anabranch-batch-{next(_numbers)}"
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="anabranch-cancel", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Cancellable:
         self._context.addJobTag(self._tag)
-        self._thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._cancelled.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._context.removeJobTag(self._tag)
 
-    def _watch(self) -> None:
-        self._cancelled.wait()
-        while not self._over.wait(0 if self._over.is_set() else _CANCEL_EVERY):
+    def cancel(self) -> None:
+        """End these jobs, and those that are yet to be started. Does not wait."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._cancel, name="anabranch-cancel", daemon=True
+            )
+            self._thread.start()
+
+    def _cancel(self) -> None:
+        while not self._over.is_set():
             # Again and again: a job may have been about to start.
             self._context.cancelJobsWithTag(self._tag)
+            self._over.wait(_CANCEL_EVERY)
 
 
 def slice_order(each: Slice, wanted: CaptureWanted | None) -> SliceOrder:

@@ -49,7 +49,8 @@ class HandOver(ABC):
         self._ended: BaseException | None = None
         self._lock = threading.Lock()
         self._runs: int | None = None
-        self._cancelled = threading.Event()
+        self._cancelled = False
+        """Whether the batch that runs is to end, as it cannot succeed."""
 
     @abstractmethod
     def attempt(
@@ -110,7 +111,7 @@ class HandOver(ABC):
 
     def run(self, order: RunBatch) -> None:
         """The batch that Spark waits for may run."""
-        self._cancelled.clear()
+        self._cancelled = False
         with self._lock:
             ticket = self._ticket
         if ticket is not None and ticket.version == order.version:
@@ -119,7 +120,7 @@ class HandOver(ABC):
     def cancel(self, order: CancelBatch) -> None:
         """End the jobs of a batch that cannot succeed."""
         _log.warning("Batch %s needs a slice that is lost; cancelling it.", order.version)
-        self._cancelled.set()
+        self._cancelled = True
 
     def end(self, error: BaseException) -> None:
         """Let Spark's thread go, now and whenever it comes, with an error; see resume."""
