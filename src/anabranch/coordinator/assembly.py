@@ -231,13 +231,15 @@ def _taken_over(
         plan, batches.sent, batches.router, batches.reports, settings.movement.from_source
     )
     launch = Launch(
+        spark,
         combine([source.frame for source in plan.sources()]),
         folder.spark,
         folder.is_local,
         settings.trigger,
         settings.name,
     )
-    stream = Stream(launch, batches, ledger, events, loop, spark)
+    sinks = [output.sink for output in plan.outputs]
+    stream = Stream(launch, batches, before.query, sinks, ledger, events, loop)
     layouts = {bound.name: bound.layout for bound in bounds.values()}
     asking = Asking(nodes, reign.epoch, before.query, layouts)
     shell = Shell(loop, asking, ledger, events, batches, replays, stream, stopped)

@@ -1,39 +1,36 @@
-"""Batches: Spark hands them over in a thread of its own, and they run when the protocols say so.
+"""A batch as it runs: a job of Spark that runs all operators, then sinks, then the commit.
 
-Spark's thread asks for its batch and waits for the order to run it. An attempt that fails is told
-to the protocols, which see to what was lost and order the batch again. The thread goes back to
-Spark once the batch is committed, or if the stream is to end or to be taken back.
+When it runs the protocols say; see :mod:`anabranch.coordinator.handover`.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from anabranch.coordinator.commits import NOTHING, Commit
+from anabranch.coordinator.commits import Commit
 from anabranch.coordinator.failures import lost_worker, reshaped, translated
 from anabranch.coordinator.frames import Frames, Step, packing_of, read_in_part, router_of
+from anabranch.coordinator.handover import HandOver
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.progress import Progress, operator_progress
-from anabranch.errors import AnabranchError, Deposed, QueryFailed, Reshaped, StateMissing
+from anabranch.errors import Deposed, QueryFailed, Reshaped, StateMissing
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.requests import TableName
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.protocols.events import (
-    BatchAsked,
     BatchCommitted,
     BatchFailed,
-    BatchLeft,
     Cause,
     SliceReport,
 )
@@ -84,37 +81,17 @@ class Program:
         return next(bound for bound in self.bounds.values() if bound.name == operator)
 
 
-class TakenBack(QueryFailed):
-    """Spark is to run earlier batches again, and this one when it comes to it."""
-
-
-@dataclass
-class _Ticket:
-    """A batch that Spark's thread waits to run."""
-
-    version: Version
-    orders: queue.SimpleQueue[RunBatch | BaseException] = field(default_factory=queue.SimpleQueue)
-
-
-class Batches:
-    """Runs the batches of a query when Spark hands them over and the protocols order them."""
+class Batches(HandOver):
+    """Runs the batches of a query as jobs of Spark."""
 
     def __init__(self, program: Program, loop: Loop, ledger: Ledger, spark: SparkSession) -> None:
+        super().__init__(loop)
         self.program = program
         self.reports = Reports(spark.sparkContext)
         self._sent: Sent = {}
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
-        self.failure: AnabranchError | None = None
-        """What the batch that ran last has failed with."""
-        self._loop = loop
         self._ledger = ledger
         self._context = spark.sparkContext
-        self._commit = NOTHING
-        self._ticket: _Ticket | None = None
-        self._ended: BaseException | None = None
-        self._lock = threading.Lock()
-        self._runs: int | None = None
-        self._cancelled = threading.Event()
         self._reshapable: set[Stateful] = set()
         self._first = True
         self._unflushed_sinks = not all(
@@ -124,92 +101,29 @@ class Batches:
         self._chose_partitions = chose_partitions(spark)
         self._tuned: SparkSession | None = None
         self._computed_first = read_in_part(program.plan)
+        self._jobs: _Cancellable | None = None
         self._routers: dict[str, Router | PackedRouter] = {}
         self._narrow = all(
             is_fixed(field.type) for bound in program.bounds.values() for field in bound.input
         )
 
-    # Spark's thread
-
-    def take(self, frame: DataFrame, version: Version) -> None:
-        """Called by Spark for every micro-batch, and again for one it does not know to be done."""
-        if version <= self._commit.version:
-            return
-        if version != self._commit.version + 1:
-            raise StateMissing(
-                f"Spark is at batch {version}, the last committed one is {self._commit.version}"
-            )
-        ticket = _Ticket(version)
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
-            self._ticket = ticket
-        self._runs = threading.get_ident()
-        began, attempts = time.perf_counter(), 0
-        try:
-            self._loop.tell(BatchAsked(version))
-            while True:
-                order = ticket.orders.get()
-                if isinstance(order, BaseException):
-                    raise order
-                attempts += 1
-                event = self._attempt(frame, order, began, attempts)
-                self._loop.tell(event)
-                if isinstance(event, BatchCommitted):
-                    return
-        except BaseException:
-            self._loop.tell(BatchLeft(version))
-            raise
-        finally:
-            with self._lock:
-                self._ticket = None
-            self._runs = None
-
-    @property
-    def committed(self) -> Version:
-        """The last committed batch."""
-        return self._commit.version
-
-    def in_batch(self) -> bool:
-        """Whether the thread that asks is running a batch, as a function of for_each_batch is."""
-        return self._runs == threading.get_ident()
-
-    # The loop and the stream
-
-    def run(self, order: RunBatch) -> None:
-        """The batch that Spark waits for may run."""
-        self._cancelled.clear()
-        with self._lock:
-            ticket = self._ticket
-        if ticket is not None and ticket.version == order.version:
-            ticket.orders.put(order)
-
-    def cancel(self, order: CancelBatch) -> None:
-        """End the jobs of a batch that cannot succeed."""
-        _log.warning("Batch %s needs a slice that is lost; cancelling it.", order.version)
-        self._cancelled.set()
-
-    def end(self, error: BaseException) -> None:
-        """Let Spark's thread go, now and whenever it comes, with an error; see resume."""
-        with self._lock:
-            self._ended = error
-            ticket = self._ticket
-        if ticket is not None:
-            ticket.orders.put(error)
-
     def resume(self, commit: Commit) -> None:
-        """Go on after a committed batch; what was sent before is of another time line."""
-        with self._lock:
-            self._ended = None
-        self._commit = commit
-        self.failure = None
+        """See :meth:`HandOver.resume`."""
+        super().resume(commit)
         for kept in self._sent.values():
             for step in kept.values():
                 step.trim()
         self._sent = {}
 
+    def cancel(self, order: CancelBatch) -> None:
+        """See :meth:`HandOver.cancel`."""
+        super().cancel(order)
+        with self._lock:
+            if self._jobs is not None:
+                self._jobs.cancel()
+
     def trim(self, operator: str, upto: Version) -> None:
-        """Let go of what was sent to an operator."""
+        """See :meth:`HandOver.trim`."""
         kept = self._sent.get(operator, {})
         for version in [v for v in kept if v <= upto]:
             kept.pop(version).trim()
@@ -217,11 +131,6 @@ class Batches:
     def sent(self, operator: str, version: Version) -> Step | None:
         """What was sent to an operator in a batch, if it is kept."""
         return self._sent.get(operator, {}).get(version)
-
-    @property
-    def taken_back(self) -> bool:
-        """Whether Spark is to run earlier batches again."""
-        return isinstance(self._ended, TakenBack)
 
     def router(self, operator: str, routed: Routed) -> Router | PackedRouter:
         """What sends rows to the instances of an operator."""
@@ -233,9 +142,10 @@ class Batches:
 
     # An attempt
 
-    def _attempt(
+    def attempt(
         self, frame: DataFrame, order: RunBatch, began: float, attempts: int
     ) -> BatchCommitted | BatchFailed:
+        """See :meth:`HandOver.attempt`."""
         steps: dict[Stateful, Step] = {}
         try:
             while True:
@@ -259,7 +169,7 @@ class Batches:
             return Cause.FENCED
         if isinstance(self.failure, StateMissing):
             return Cause.STATE_MISSING
-        if self._cancelled.is_set() or lost_worker(error) or isinstance(error, Unreported):
+        if self._cancelled or lost_worker(error) or isinstance(error, Unreported):
             return Cause.PROCESS_LOST
         return Cause.ERROR
 
@@ -302,7 +212,7 @@ class Batches:
         if order.deliver:
             self._first = False
         self._record(version, reports.values(), time.perf_counter() - began, attempts)
-        told = _told(order, reports.values())
+        told = slices_told(order, reports.values())
         return BatchCommitted(version, order.fence, told, self._obsolete())
 
     def _tune(self, frame: DataFrame, order: RunBatch) -> None:
@@ -404,8 +314,18 @@ class Batches:
             _log.info("The results of %s are computed before they are handed on.", names)
         return bool(new)
 
-    def _cancellable(self) -> _Cancellable:
-        return _Cancellable(self._context, self._cancelled)
+    @contextmanager
+    def _cancellable(self) -> Iterator[None]:
+        with _Cancellable(self._context) as jobs:
+            with self._lock:
+                self._jobs = jobs
+                if self._cancelled:
+                    jobs.cancel()
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._jobs = None
 
     # What follows from a batch
 
@@ -458,30 +378,37 @@ class Unreported(QueryFailed):
 
 
 class _Cancellable:
-    """The jobs that this thread starts in the block end once they are to be cancelled."""
+    """The jobs that this thread starts in the block end once they are cancelled."""
 
-    def __init__(self, context: Any, cancelled: threading.Event) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
-        self._cancelled = cancelled
         self._tag = f"anabranch-batch-{next(_numbers)}"
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="anabranch-cancel", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Cancellable:
         self._context.addJobTag(self._tag)
-        self._thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._cancelled.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._context.removeJobTag(self._tag)
 
-    def _watch(self) -> None:
-        self._cancelled.wait()
-        while not self._over.wait(0 if self._over.is_set() else _CANCEL_EVERY):
+    def cancel(self) -> None:
+        """End these jobs, and those that are yet to be started. Does not wait."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._cancel, name="anabranch-cancel", daemon=True
+            )
+            self._thread.start()
+
+    def _cancel(self) -> None:
+        while not self._over.is_set():
             # Again and again: a job may have been about to start.
             self._context.cancelJobsWithTag(self._tag)
+            self._over.wait(_CANCEL_EVERY)
 
 
 def slice_order(each: Slice, wanted: CaptureWanted | None) -> SliceOrder:
@@ -502,7 +429,7 @@ def slice_of(table: str) -> SliceId:
     return SliceId(table.rpartition("/")[2])
 
 
-def _told(order: RunBatch, reports: Iterable[Report]) -> dict[SliceId, SliceReport]:
+def slices_told(order: RunBatch, reports: Iterable[Report]) -> dict[SliceId, SliceReport]:
     """What instances report of their slices."""
     slices = {each.id: each for each in order.slices}
     wanted = {each.slice: each for each in order.captures}

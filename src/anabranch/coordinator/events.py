@@ -73,7 +73,7 @@ class Events:
         self.store(self.note(kind, seconds, **details))
 
     def note(self, kind: str, seconds: float = 0.0, **details: Any) -> Event:
-        """Something has happened, to be seen at once; it is to be stored as soon as there is time."""
+        """Something has happened, to be seen at once; store it as soon as there is time."""
         event = Event(kind, time.time(), seconds, details)
         self.recent.append(event)
         return event

@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from anabranch.coordinator.batches import Batches, TakenBack, slice_of, table_of
+from anabranch.coordinator.batches import slice_of, table_of
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.failures import translated
+from anabranch.coordinator.handover import HandOver, TakenBack
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.nodes import Nodes
-from anabranch.coordinator.replays import Replays
-from anabranch.coordinator.stream import Stream
 from anabranch.errors import (
     AnabranchError,
     CheckpointError,
@@ -196,6 +195,22 @@ class Asking:
         return self.nodes.ask(host, request, Deadline(PATIENCE[type(order)] / SECOND))
 
 
+class Replaying(Protocol):
+    """Who runs again what was sent; see :class:`~anabranch.coordinator.replays.Replays`."""
+
+    def run(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
+        """Bring slices to a version."""
+        ...
+
+
+class Rewinding(Protocol):
+    """Who takes Spark back; see :class:`~anabranch.coordinator.stream.Stream`."""
+
+    def rewind(self, order: orders.Rewind) -> None:
+        """Take Spark back to a version."""
+        ...
+
+
 class Shell:
     """Carries orders out; see :class:`~anabranch.coordinator.loop.Hands`."""
 
@@ -205,9 +220,9 @@ class Shell:
         asking: Asking,
         ledger: Ledger,
         events: Events,
-        batches: Batches,
-        replays: Replays,
-        stream: Stream,
+        batches: HandOver,
+        replays: Replaying,
+        stream: Rewinding,
         stopped: Callable[[AnabranchError], None],
     ) -> None:
         self._loop = loop

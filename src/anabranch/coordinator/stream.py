@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from anabranch.coordinator import rewind
-from anabranch.coordinator.batches import Batches, TakenBack
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.failures import session_gone, translated
+from anabranch.coordinator.handover import HandOver, TakenBack
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.rewind import Rewind
@@ -24,16 +24,33 @@ from anabranch.protocols import orders
 from anabranch.protocols.query import Query
 from anabranch.spark import quiet
 from anabranch.spark.session import log_settings
-from anabranch.spark.sinks.sink import Replaceable
+from anabranch.spark.sinks.sink import Replaceable, Sink
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
 
 
+Take = Callable[[DataFrame, int], None]
+"""What Spark calls for every micro-batch."""
+
+
+class Launching(Protocol):
+    """Who starts and stops Spark's query."""
+
+    def start(self, take: Take, *, once: bool) -> StreamingQuery:
+        """Start it, for one batch or until it is stopped."""
+        ...
+
+    def stop(self, query: StreamingQuery) -> None:
+        """End it after the batch that runs."""
+        ...
+
+
 @dataclass(frozen=True)
 class Launch:
-    """How Spark's query is started."""
+    """How Spark's query is started; see :class:`Launching`."""
 
+    spark: SparkSession
     frame: DataFrame
     """All sources in one."""
     location: str
@@ -43,25 +60,51 @@ class Launch:
     trigger: Mapping[str, Any] | None
     name: str | None
 
+    def start(self, take: Take, *, once: bool) -> StreamingQuery:
+        """See :meth:`Launching.start`."""
+        writer: Any = self.frame.writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", self.location).outputMode("append")
+        if once:
+            writer = writer.trigger(once=True)
+        elif self.trigger is not None:
+            writer = writer.trigger(**self.trigger)
+        if not once and self.name is not None:
+            writer = writer.queryName(self.name)
+        with log_settings(self.spark, local=self.local):
+            started: StreamingQuery = writer.start()
+            return started
+
+    def stop(self, query: StreamingQuery) -> None:
+        """See :meth:`Launching.stop`."""
+        try:
+            with quiet.stopping(self.spark):
+                query.stop()
+        except Exception as error:
+            if not session_gone(error):
+                raise
+            _log.warning("Spark's query cannot be stopped, its session is gone: %s", error)
+
 
 class Stream:
     """Spark's query, in as many lives as it takes. :meth:`run` returns when it is over."""
 
     def __init__(
         self,
-        launch: Launch,
-        batches: Batches,
+        launch: Launching,
+        batches: HandOver,
+        query: str,
+        sinks: Sequence[Sink],
         ledger: Ledger,
         events: Events,
         loop: Loop,
-        spark: SparkSession,
     ) -> None:
         self._launch = launch
         self._batches = batches
+        self._id = query
+        self._sinks = sinks
         self._ledger = ledger
         self._events = events
         self._loop = loop
-        self._spark = spark
         self._lock = threading.Lock()
         self._stopping = False
         self._query: StreamingQuery | None = None
@@ -136,8 +179,7 @@ class Stream:
 
         Results after it are taken back, and are made and delivered once more.
         """
-        ledger, query = self._ledger, self._batches.program.query
-        sinks = [output.sink for output in self._batches.program.plan.outputs]
+        ledger, sinks = self._ledger, self._sinks
         replaceable = [sink for sink in sinks if isinstance(sink, Replaceable)]
         known = ledger.offsets_of(start)
         again = rewind.plan_after_power_failure(
@@ -154,7 +196,7 @@ class Stream:
         again.note(ledger.store)
         ledger.forget_after(start)
         for sink in replaceable:
-            sink.take_back(query, start)
+            sink.take_back(self._id, start)
         ledger.spark.forget_after(start)
         ledger.spark.repair(start, known)
         self._untrusted = False
@@ -173,29 +215,16 @@ class Stream:
         batches.finish(start, self._ledger.store, self._ledger.spark, self._run_one)
 
     def _run_one(self) -> None:
-        with log_settings(self._spark, local=self._launch.local):
-            once = self._writer().trigger(once=True).start()
+        once = self._launch.start(self._take, once=True)
         with self._lock:
             self._query = once
         once.awaitTermination()
 
     def _start(self) -> None:
-        writer = self._writer()
-        if self._launch.trigger is not None:
-            writer = writer.trigger(**self._launch.trigger)
-        if self._launch.name is not None:
-            writer = writer.queryName(self._launch.name)
-        with log_settings(self._spark, local=self._launch.local), self._lock:
+        with self._lock:
             if self._stopping:
                 raise QueryFailed("the query is being stopped")
-            self._query = writer.start()
-
-    def _writer(self) -> Any:
-        return (
-            self._launch.frame.writeStream.foreachBatch(self._take)
-            .option("checkpointLocation", self._launch.location)
-            .outputMode("append")
-        )
+            self._query = self._launch.start(self._take, once=False)
 
     def _take(self, frame: DataFrame, batch: int) -> None:
         self._batches.take(frame, Version(batch))
@@ -203,12 +232,5 @@ class Stream:
     def _end(self) -> None:
         with self._lock:
             query = self._query
-        if query is None:
-            return
-        try:
-            with quiet.stopping(self._spark):
-                query.stop()
-        except Exception as error:
-            if not session_gone(error):
-                raise
-            _log.warning("Spark's query cannot be stopped, its session is gone: %s", error)
+        if query is not None:
+            self._launch.stop(query)
