@@ -29,6 +29,7 @@ from anabranch.errors import StateLocked as StateLocked
 from anabranch.errors import StateMissing as StateMissing
 from anabranch.errors import StoreError as StoreError
 from anabranch.movement.policy import FromCheckpoint as FromCheckpoint
+from anabranch.movement.policy import FromInput as FromInput
 from anabranch.nodes.tls import Tls as Tls
 from anabranch.operators.aggregates import approx_count_distinct as approx_count_distinct
 from anabranch.operators.aggregates import count as count
