@@ -8,6 +8,7 @@ from anabranch.backup.upstream import Upstream as Upstream
 from anabranch.checkpointing import Never as Never
 from anabranch.checkpointing import Periodic as Periodic
 from anabranch.coordinator.events import Event as Event
+from anabranch.coordinator.progress import Change as Change
 from anabranch.coordinator.progress import InstanceProgress as InstanceProgress
 from anabranch.coordinator.progress import Latency as Latency
 from anabranch.coordinator.progress import OperatorProgress as OperatorProgress

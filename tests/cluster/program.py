@@ -15,6 +15,7 @@ Results are in WORK/out and WORK/state, scales and what was seen of them in WORK
 runs on this machine with its state in WORK/memory.
 """
 
+import functools
 import json
 import os
 import signal
@@ -30,7 +31,9 @@ from pyspark.sql import functions as F
 
 import anabranch as ab
 from anabranch.cluster import LocalCluster
-from anabranch.coordinator import shortening
+from anabranch.coordinator import assembly
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import Ping
 from anabranch.query.running import RunningQuery
 
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -151,9 +154,7 @@ class Acts:
         told = [
             event.details["after"]
             for event in self.query.events
-            if event.kind == "scale"
-            and event.details["operator"] == operator
-            and "error" not in event.details
+            if event.kind == "scale" and event.details["operator"] == operator
         ]
         routed = self.query.routing[operator].instances
         seen = {"operator": operator, "before": before, "wanted": wanted}
@@ -177,8 +178,8 @@ class Acts:
                 context.killExecutor(executor.id())
 
     def _kill_agent(self, host: str) -> None:
-        agents = self.query._running.cluster._agents
-        os.kill(agents[host].call("ping")["pid"], signal.SIGKILL)
+        pong = self.query._parts.nodes.ask(host, Ping(), Deadline(5.0))
+        os.kill(pong.pid, signal.SIGKILL)
 
     def _kill_both(self, host: str) -> None:
         self._kill_agent(host)
@@ -235,7 +236,7 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     groups = plan.get("groups")
     if "chain" in plan:
         # Runs are short: with the default hardly any chain would be long enough to be merged.
-        shortening._LONGEST_CHAIN = plan["chain"]
+        assembly.Policies = functools.partial(assembly.Policies, longest_chain=plan["chain"])
     query = build(spark, work, ordered=plan.get("ordered", False), files=3 if groups else 1).start(
         work / "checkpoint",
         checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),

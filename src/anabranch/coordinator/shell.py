@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from anabranch.coordinator.batches import Batches, TakenBack, slice_of, table_of
-from anabranch.coordinator.events import Events
+from anabranch.coordinator.events import Event, Events
 from anabranch.coordinator.failures import translated
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
@@ -258,7 +258,8 @@ class Shell:
             case orders.Withdraw():
                 self._done(self._writing, order, lambda: self._ledger.withdraw(order))
             case orders.Tell(kind, details):
-                self._done(self._writing, order, lambda: self._tell(kind, details))
+                event = self._noted(kind, details)
+                self._done(self._writing, order, lambda: self._events.store(event))
             case orders.Drop():
                 self._done(self._at_nodes, order, lambda: ask.drop(order))
             case orders.AskNodes(total):
@@ -280,10 +281,11 @@ class Shell:
         for pool in (self._spark, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
 
-    def _tell(self, kind: str, details: Mapping[str, Any]) -> None:
+    def _noted(self, kind: str, details: Mapping[str, Any]) -> Event:
+        """Whoever waits for a command finds the event that tells of it when it has ended."""
         seconds = float(details.get("seconds", 0.0))
         rest = {name: value for name, value in details.items() if name != "seconds"}
-        self._events.add(kind, seconds, **rest)
+        return self._events.note(kind, seconds, **rest)
 
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)
