@@ -8,6 +8,7 @@ from anabranch.backup.upstream import Upstream as Upstream
 from anabranch.checkpointing import Never as Never
 from anabranch.checkpointing import Periodic as Periodic
 from anabranch.coordinator.events import Event as Event
+from anabranch.coordinator.progress import Change as Change
 from anabranch.coordinator.progress import InstanceProgress as InstanceProgress
 from anabranch.coordinator.progress import Latency as Latency
 from anabranch.coordinator.progress import OperatorProgress as OperatorProgress
@@ -29,6 +30,7 @@ from anabranch.errors import StateLocked as StateLocked
 from anabranch.errors import StateMissing as StateMissing
 from anabranch.errors import StoreError as StoreError
 from anabranch.movement.policy import FromCheckpoint as FromCheckpoint
+from anabranch.movement.policy import FromInput as FromInput
 from anabranch.nodes.tls import Tls as Tls
 from anabranch.operators.aggregates import approx_count_distinct as approx_count_distinct
 from anabranch.operators.aggregates import count as count

@@ -153,9 +153,7 @@ class Acts:
         told = [
             event.details["after"]
             for event in self.query.events
-            if event.kind == "scale"
-            and event.details["operator"] == operator
-            and "error" not in event.details
+            if event.kind == "scale" and event.details["operator"] == operator
         ]
         routed = self.query.routing[operator].instances
         seen = {"operator": operator, "before": before, "wanted": wanted}
@@ -179,8 +177,8 @@ class Acts:
                 context.killExecutor(executor.id())
 
     def _kill_agent(self, host: str) -> None:
-        agents = self.query._parts.nodes._agents
-        os.kill(agents[host].ask(Ping(), Deadline(5)).pid, signal.SIGKILL)
+        pong = self.query._parts.nodes.ask(host, Ping(), Deadline(5.0))
+        os.kill(pong.pid, signal.SIGKILL)
 
     def _kill_both(self, host: str) -> None:
         self._kill_agent(host)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from anabranch.backup import Files
 from anabranch.coordinator.events import Event, Events
 from anabranch.testing import MemoryStore
@@ -12,16 +10,14 @@ from anabranch.testing import MemoryStore
 def test_what_fails_is_written_too(tmp_path: Path) -> None:
     store = Files(str(tmp_path)).open()
     events = Events(store, 1)
-    with events.timed("checkpoint", version=3) as details:
-        details["bytes"] = 10
-    with pytest.raises(OSError, match="no room"), events.timed("checkpoint", version=4):
-        raise OSError("no room")
+    events.add("checkpoint", 0.5, version=3, bytes=10)
+    events.add("checkpoint failed", 0.1, version=4, reason="no room")
     (name,) = store.list("events/")
     done, failed = map(Event.from_json, store.get(name).to_pybytes().decode().splitlines())
     assert not done.failed
     assert done.details == {"version": 3, "bytes": 10}
     assert failed.failed
-    assert failed.details == {"version": 4, "error": "OSError: no room"}
+    assert failed.details == {"version": 4, "reason": "no room"}
     assert list(events.recent) == [done, failed]
 
 
@@ -35,3 +31,14 @@ def test_only_the_newest_files_of_events_are_kept() -> None:
     assert len(files) == 40
     assert files[-1] == "events/000002-000019.jsonl"
     assert files[0] == "events/000001-000000.jsonl"
+
+
+def test_an_event_is_seen_before_it_is_stored() -> None:
+    store = MemoryStore()
+    events = Events(store, 1)
+    event = events.note("scale", 2.0, operator="counter", before=1, after=3)
+    assert list(events.recent) == [event]
+    assert not store.list("events/")
+    events.store(event)
+    (name,) = store.list("events/")
+    assert Event.from_json(store.get(name).to_pybytes().decode()) == event

@@ -185,20 +185,19 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path, _: LocalCluster) ->
     else:
         windows = keyed.window(ab.tumbling(scenario.window, on="at"), watermark=_DELAY)
         counted = windows.aggregate(name=_OPERATOR, mode="update", n=ab.count())
-    policies: dict[Scheme, ab.Never | ab.Periodic] = {
-        Scheme.CHECKPOINT: ab.Periodic(scenario.interval),
-        Scheme.BUFFERS: ab.Never(scenario.window, "buffers"),
-        Scheme.SOURCE: ab.Never(scenario.window, "source"),
-    }
+    checkpoints = scenario.scheme is Scheme.CHECKPOINT and scenario.checkpoints
     query = counted.for_each_batch(_discard).start(
         folder / "checkpoint",
-        checkpointing=policies[scenario.scheme] if scenario.checkpoints else ab.Never(),
+        checkpointing=ab.Periodic(scenario.interval) if checkpoints else ab.Never(),
         instances=scenario.instances,
-        movement=ab.FromCheckpoint(scenario.parallelism),
+        movement=_movement(scenario),
     )
 
     def state_rows() -> int:
         return query.progress.state_rows if query.progress is not None else 0
+
+    def scale(instances: int, _: Feed) -> None:
+        query.scale(_OPERATOR, instances)
 
     def check() -> None:
         query.await_termination(0)
@@ -207,11 +206,19 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path, _: LocalCluster) ->
         lambda: int(query.version),
         state_rows,
         lambda: [json.loads(event.to_json()) for event in query.events],
-        lambda n, _: query.scale(_OPERATOR, n),
+        scale,
         lambda: [host for host, has in query.nodes.items() if has],
         check,
         query.stop,
     )
+
+
+def _movement(scenario: Scenario) -> ab.FromCheckpoint | ab.FromInput:
+    if scenario.scheme is Scheme.CHECKPOINT:
+        return ab.FromCheckpoint(scenario.parallelism)
+    if scenario.window is None:
+        raise ValueError(f"{scenario.scheme} needs a window: other state depends on all input")
+    return ab.FromInput(last=scenario.window, source=scenario.scheme is Scheme.SOURCE)
 
 
 def _spark(scenario: Scenario, rows: DataFrame, folder: Path, cluster: LocalCluster) -> Started:

@@ -96,22 +96,9 @@ class Never:
     """No checkpoints: state lives as long as the machine's memory.
 
     Meant as a baseline. A query whose state is lost starts from the first batch again, if Spark's
-    log of offsets still goes back that far, and fails with a clear error if not.
-
-    With a ``window`` the batches of the last so much event time are enough, as for operators over
-    windows of that length, and on a cluster what a dead node had is computed from them: from what
-    was sent to it then (``replay="buffers"``, upstream backup), or from the sources, through
-    everything that is before it (``replay="source"``).
+    log of offsets still goes back that far, and fails with a clear error if not. On a cluster
+    :class:`~anabranch.FromInput` computes lost state again from the newest input alone.
     """
-
-    window: Duration | None = None
-    replay: Literal["buffers", "source"] = "buffers"
-
-    def __post_init__(self) -> None:
-        if self.replay not in ("buffers", "source"):
-            raise PlanError(f"Never(replay={self.replay!r}): give 'buffers' or 'source'")
-        if self.window is not None:
-            microseconds(self.window, what="Never(window)")
 
     def decide(self, situation: Situation) -> Kind | None:
         """Never."""

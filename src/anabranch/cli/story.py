@@ -114,7 +114,7 @@ def _acts(query: RunningQuery, cluster: LocalCluster, console: Console) -> None:
 
 
 def _recoveries(query: RunningQuery) -> list[Event]:
-    return [event for event in query.events if event.kind == "recovery" and not event.failed]
+    return [event for event in query.events if event.kind == "recovery"]
 
 
 def _batches(query: RunningQuery, console: Console, title: str) -> None:

@@ -10,8 +10,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +21,6 @@ _FOLDER = "events/"
 _PER_FILE = 256
 _RECENT = 1000
 _FILES = 40
-_LONGEST_ERROR = 2000
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Event:
     """Something that happened to a query."""
 
     kind: str
-    """``failure``, ``recovery``, ``scale``, ``checkpoint``, ``merge``, ``pool empty``, ..."""
+    """``failure``, ``recovery``, ``scale``, ``checkpoint``, ``merge``, ``pool short``, ..."""
     at: float
     """Seconds since the epoch, when it was over."""
     seconds: float = 0.0
@@ -40,8 +37,8 @@ class Event:
 
     @property
     def failed(self) -> bool:
-        """Whether it did not succeed; ``details["error"]`` says why."""
-        return "error" in self.details
+        """Whether something was tried and did not succeed; ``details["reason"]`` says why."""
+        return self.kind.endswith(" failed")
 
     def to_json(self) -> str:
         """One line of the log."""
@@ -73,13 +70,13 @@ class Events:
         self.store(self.note(kind, seconds, **details))
 
     def note(self, kind: str, seconds: float = 0.0, **details: Any) -> Event:
-        """Something has happened, to be seen at once; store it as soon as there is time."""
+        """Something has happened, and is to be seen at once; it is not stored yet."""
         event = Event(kind, time.time(), seconds, details)
         self.recent.append(event)
         return event
 
     def store(self, event: Event) -> None:
-        """Write an event that was noted."""
+        """Write an event to the checkpoint folder."""
         with self._lock:
             self._lines.append(event.to_json())
             try:
@@ -103,18 +100,3 @@ class Events:
         except StoreError as error:
             _log.warning("Events of earlier runs are not listed: %s", error)
             return []
-
-    @contextmanager
-    def timed(self, kind: str, **details: Any) -> Iterator[dict[str, Any]]:
-        """An event that takes time; more details can be put into what is yielded.
-
-        One whose block raises is written with the ``error``, and the error goes on.
-        """
-        started = time.perf_counter()
-        try:
-            yield details
-        except BaseException as error:
-            details["error"] = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
-            raise
-        finally:
-            self.add(kind, time.perf_counter() - started, **details)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anabranch.protocols import model
 from anabranch.units import Version
 from anabranch.worker.reports import Report
 
@@ -103,6 +104,29 @@ class Latency:
         seconds = [progress.seconds for progress in recent] or [0.0]
         p50, p95, p99 = (float(p) for p in np.percentile(seconds, [50, 95, 99]))
         return cls(p50, p95, p99)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is under way in a query: what is done now, why, and for how long already."""
+
+    kind: str
+    """``move`` (scale and rebalance are moves), ``merge``, ``checkpoint``, ``recovery`` or
+    ``restart``."""
+    what: str
+    """What is changed, such as the name of an operator."""
+    why: str
+    """What it was begun for, such as ``scale to 4 instances``."""
+    step: str
+    """What is done now, such as ``catching up with the stream``."""
+    seconds: float
+    """How long ago it was begun."""
+
+    @classmethod
+    def of(cls, change: model.Change, now: int) -> Change:
+        """A change of the coordinator, at a moment of its clock."""
+        seconds = max(0, now - change.since) / 1e6
+        return cls(change.kind, change.what, change.why, change.step, seconds)
 
 
 def operator_progress(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from anabranch.coordinator.batches import slice_of, table_of
-from anabranch.coordinator.events import Events
+from anabranch.coordinator.events import Event, Events
 from anabranch.coordinator.failures import translated
 from anabranch.coordinator.handover import HandOver, TakenBack
 from anabranch.coordinator.ledger import Ledger
@@ -273,9 +273,7 @@ class Shell:
             case orders.Withdraw():
                 self._done(self._writing, order, lambda: self._ledger.withdraw(order))
             case orders.Tell(kind, details):
-                seconds = float(str(details.get("seconds", 0.0)))
-                rest = {name: value for name, value in details.items() if name != "seconds"}
-                event = self._events.note(kind, seconds, **rest)
+                event = self._noted(kind, details)
                 self._done(self._writing, order, lambda: self._events.store(event))
             case orders.Drop():
                 self._done(self._at_nodes, order, lambda: ask.drop(order))
@@ -297,6 +295,12 @@ class Shell:
         """Wait for what is under way, and take no more orders."""
         for pool in (self._spark, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
+
+    def _noted(self, kind: str, details: Mapping[str, Any]) -> Event:
+        """Whoever waits for a command finds the event that tells of it when it has ended."""
+        seconds = float(details.get("seconds", 0.0))
+        rest = {name: value for name, value in details.items() if name != "seconds"}
+        return self._events.note(kind, seconds, **rest)
 
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)

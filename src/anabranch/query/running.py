@@ -16,7 +16,8 @@ from anabranch.backup.parts import state_rows
 from anabranch.coordinator.assembly import Assembly, Settings, assemble
 from anabranch.coordinator.events import Event
 from anabranch.coordinator.failures import translated
-from anabranch.coordinator.progress import Latency, Progress
+from anabranch.coordinator.loop import microseconds_now
+from anabranch.coordinator.progress import Change, Latency, Progress
 from anabranch.errors import AnabranchError, PlanError, QueryFailed
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.protocols.events import ReadState, Rebalance, Scale, TakeCheckpoint
@@ -159,8 +160,9 @@ class RunningQuery:
     def scale(self, operator: str, instances: int, *, wait: bool = True) -> Future[Any]:
         """Divide an operator over another number of instances while the stream goes on.
 
-        Returns when rows are sent to the new instances; at once if ``wait`` is false: then the
-        future that is returned tells of the end. If it fails the query goes on as before.
+        Returns when rows are sent to the new instances. With ``wait=False`` it returns at once:
+        the future that it returns is done when they are, and :attr:`changes` says which step the
+        scale is at. If it fails, the query goes on as before.
         """
         self._check_operator(operator)
         self._check_outside("scale()")
@@ -197,6 +199,15 @@ class RunningQuery:
     def events(self) -> list[Event]:
         """What has happened to the query in this run: failures, recoveries, checkpoints, ..."""
         return list(self._parts.events.recent)
+
+    @property
+    def changes(self) -> list[Change]:
+        """What is under way now: moves, merges, checkpoints, a recovery, a restart.
+
+        Empty while the query does nothing but run batches. What is over is in :attr:`events`.
+        """
+        now = microseconds_now()
+        return [Change.of(change, now) for change in self._parts.loop.query.changes]
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query ends, or for so many seconds. Raises if it failed.
@@ -312,7 +323,7 @@ class RunningQuery:
         except Exception as error:
             told = f"the query ended at version {self.version}, but {consequence}: {error}"
             _log.warning("%s", told, exc_info=not isinstance(error, AnabranchError))
-            self._parts.events.add("release failed", error=told)
+            self._parts.events.add("release failed", reason=told)
             if self._failure is None and not isinstance(error, AnabranchError):
                 self._failure = QueryFailed(f"{told} ({type(error).__name__})")
                 self._failure.__cause__ = error

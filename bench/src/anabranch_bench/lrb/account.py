@@ -42,7 +42,7 @@ def account(found: Found) -> dict[str, Any]:
     """Everything about a run, for JSON."""
     outcome, delays = found.outcome, found.delays
     window = outcome.window
-    checkpoints = [e for e in outcome.events if e.kind == "checkpoint" and not e.failed]
+    checkpoints = [e for e in outcome.events if e.kind == "checkpoint"]
     last = outcome.batches[-1] if outcome.batches else None
     return {
         "xways": outcome.xways,

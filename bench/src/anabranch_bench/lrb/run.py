@@ -207,7 +207,7 @@ class _Trouble:
 
     def _act(self) -> None:
         instances = self._query.routing["tolls"].instances
-        acts: list[tuple[float, str, Callable[[], None]]] = [
+        acts: list[tuple[float, str, Callable[[], object]]] = [
             (0.2, "tolls scaled up", lambda: self._query.scale("tolls", instances + 1)),
             (0.4, "accounts scaled up", lambda: self._query.scale("accounts", instances + 1)),
             (0.6, "node killed", self._kill),

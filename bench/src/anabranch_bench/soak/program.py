@@ -176,9 +176,7 @@ class Orders:
         told = [
             event.details["after"]
             for event in self._query.events
-            if event.kind == "scale"
-            and event.details.get("operator") == operator
-            and "error" not in event.details
+            if event.kind == "scale" and event.details["operator"] == operator
         ]
         return {"routed": self._query.routing[operator].instances, "told": told[-1:]}
 
