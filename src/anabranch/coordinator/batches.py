@@ -153,8 +153,7 @@ class Batches(HandOver):
                     return self._committed(frame, order, steps, began, attempts)
                 except Exception as error:
                     _let_go(steps)
-                    again = {n for n in steps if n in self._reshapable} if reshaped(error) else ()
-                    if not self._compute_first(again):
+                    if not (reshaped(error) and self._compute_first(self._reshapable)):
                         raise
         except Exception as error:
             self.failure = translated(error)
@@ -189,7 +188,6 @@ class Batches(HandOver):
         steps.update(self._steps(order))
         delivery = Delivery(self.program.query, version, self._first, self.program.epoch)
         frames = Frames(self.program.plan, frame, steps, self.reports, self._computed_first)
-        self._reshapable = frames.reshapable
         try:
             with self._cancellable(), tagged(self._context) as jobs:
                 for output in self.program.plan.outputs:
