@@ -132,7 +132,7 @@ class Slice:
         if order.clean and base is not None and 2 * table.dirty_count > table.count:
             # All rows take hardly longer than most of them, and spare the reader a chain.
             base = None
-        whole = order.groups == self.order.groups and not self.order.shed
+        whole = order.groups == self.order.groups
         instance = self.context.instance
         taken = capture(table, operator, instance, groups=order.groups, base=base, whole=whole)
         leaf = self.order.table.rpartition("/")[2]
