@@ -137,7 +137,8 @@ class Batches:
             return
         if version != self._commit.version + 1:
             raise StateMissing(
-                f"Spark is at batch {version}, the last committed one is {self._commit.version}"
+                f"Spark wants to run batch {version}, but the last committed batch is "
+                f"{self._commit.version}; was its log in the checkpoint folder changed?"
             )
         ticket = _Ticket(version)
         with self._lock:
@@ -186,7 +187,7 @@ class Batches:
 
     def cancel(self, order: CancelBatch) -> None:
         """End the jobs of a batch that cannot succeed."""
-        _log.warning("Batch %s needs a slice that is lost; cancelling it.", order.version)
+        _log.warning("Batch %s needs state that was lost; cancelling its jobs.", order.version)
         self._cancelled.set()
 
     def end(self, error: BaseException) -> None:
@@ -397,7 +398,11 @@ class Batches:
         self._computed_first |= new
         if new:
             names = ", ".join(sorted(node.name for node in new))
-            _log.info("The results of %s are computed before they are handed on.", names)
+            _log.info(
+                "A sink or transform reads only a part of the rows of %s, or changes their "
+                "partitions; they are computed whole by a job of their own from now on.",
+                names,
+            )
         return bool(new)
 
     def _cancellable(self) -> _Cancellable:

@@ -287,7 +287,7 @@ class RunningQuery:
         except AnabranchError as error:
             self._failure = self._failure or error
         except BaseException as error:
-            _log.exception("the query ended with an unexpected error")
+            _log.exception("The query ended with an unexpected error.")
             self._failure = self._failure or translated(error)
         try:
             self._release()
