@@ -148,7 +148,7 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
 
 def batches_in_log(spark: SparkSession) -> int:
     """How many batches Spark keeps in its logs for a query started inside :func:`log_settings`."""
-    return int(spark.conf.get(_RETAINED, str(BATCHES_IN_LOG)))
+    return int(spark.conf.get(_RETAINED, None) or BATCHES_IN_LOG)
 
 
 @contextmanager
