@@ -26,7 +26,7 @@ def process_gives_way(*, lowest: bool = False) -> None:
         try:
             group.write_text(str(niceness))
         except OSError as error:
-            _log.info("the session's priority stays as it is: %s", error)
+            _log.info("The priority of the session's processes was not lowered: %s", error)
 
 
 def thread_gives_way() -> None:

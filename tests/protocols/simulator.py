@@ -130,6 +130,14 @@ class Unequal:
     def retain(self) -> int:
         return self.often.retain
 
+    @property
+    def tolerate(self) -> int:
+        return self.often.tolerate
+
+    @property
+    def hold(self) -> bool:
+        return self.often.hold
+
 
 @dataclass(frozen=True)
 class Planned:

@@ -106,3 +106,13 @@ def test_a_shuffle_in_a_transform_has_few_partitions(
     assert partitions[-1] == (chosen or 3)
     default = own.conf.get("spark.sql.shuffle.partitions")
     assert default == str(chosen or 200), "the user's session is left alone"
+
+
+def test_the_session_says_how_many_batches_are_kept_in_the_log(spark: SparkSession) -> None:
+    name = "spark.sql.streaming.minBatchesToRetain"
+    assert sessions.batches_in_log(spark) == sessions.BATCHES_IN_LOG
+    spark.conf.set(name, "70")
+    try:
+        assert sessions.batches_in_log(spark) == 70
+    finally:
+        spark.conf.unset(name)

@@ -148,7 +148,7 @@ class Manifests:
                 try:
                     return self.get(version)
                 except CheckpointError as error:
-                    _log.warning("The manifest of version %s cannot be used: %s", version, error)
+                    _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
         return None
 
     def prune(self, *, retain: int, also: Collection[str] = ()) -> None:
@@ -204,7 +204,7 @@ class Manifests:
         try:
             return self.get(version)
         except CheckpointError as error:
-            _log.warning("The manifest of version %s cannot be used: %s", version, error)
+            _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
             return None
 
 

@@ -47,6 +47,17 @@ class Checkpointing(Protocol):
         """Whether state is to outlive its node: what lost its backup is checkpointed again."""
         ...
 
+    @property
+    def tolerate(self) -> int:
+        """How many checkpoints in a row may fail before the query stops."""
+        ...
+
+    @property
+    def hold(self) -> bool:
+        """Whether the stream waits for a checkpoint when Spark's log of offsets would soon not
+        reach back to the newest one. If not, the query stops when a checkpoint fails then."""
+        ...
+
 
 @dataclass(frozen=True)
 class Periodic:
@@ -54,8 +65,13 @@ class Periodic:
 
     Keep the interval well below the time you can wait for a restart: what came after the last
     checkpoint is computed again. ``at_most`` bounds that in batches too, so that everything to be
-    computed again is still in Spark's own log of offsets (100 batches by default). The newest
-    ``retain`` checkpoints are kept and can be read as tables.
+    computed again is still in Spark's own log of offsets. The newest ``retain`` checkpoints are
+    kept and can be read as tables.
+
+    A checkpoint that fails is tried again, and an event tells of it. After more than ``tolerate``
+    failures in a row the query stops. Should checkpoints fail or take so long that Spark's log
+    would no longer reach back to the newest one, the stream waits for the next one; with
+    ``hold=False`` the query stops instead.
 
     >>> Periodic("5 seconds").tracks_changes
     True
@@ -65,13 +81,16 @@ class Periodic:
     incremental: bool = True
     at_most: int = 50
     retain: int = 3
+    tolerate: int = 10
+    hold: bool = True
     micros: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         micros = microseconds(self.interval, what="Periodic(interval)")
-        if micros < 0 or self.at_most < 1 or self.retain < 1:
+        if micros < 0 or self.at_most < 1 or self.retain < 1 or self.tolerate < 0:
             raise PlanError(
-                f"{self!r}: interval must not be negative, at_most and retain at least 1"
+                f"{self!r}: interval and tolerate must not be negative, at_most and retain must be "
+                "at least 1"
             )
         object.__setattr__(self, "micros", micros)
 
@@ -117,4 +136,14 @@ class Never:
     @property
     def backs_up(self) -> bool:
         """There are no backups."""
+        return False
+
+    @property
+    def tolerate(self) -> int:
+        """What a user asks for by hand may fail as often as it likes."""
+        return 2**31
+
+    @property
+    def hold(self) -> bool:
+        """There is nothing to wait for."""
         return False

@@ -47,6 +47,7 @@ from anabranch.protocols.query import Policies, Query
 from anabranch.spark.bind import Bound
 from anabranch.spark.logs import SparkLogs
 from anabranch.spark.nodes import is_local
+from anabranch.spark.session import batches_in_log
 from anabranch.spark.sinks.sink import Replaceable
 from anabranch.spark.sources import combine
 from anabranch.state.capture import CheckpointSchema
@@ -221,9 +222,12 @@ def _taken_over(
         backup,
         settings.placement,
         settings.movement.parallelism,
+        tolerate=policy.tolerate,
+        retained_offsets=batches_in_log(spark),
         replays=not local,
         longest_chain=LONGEST_CHAIN,
         begins_empty=settings.movement.window is not None,
+        hold=policy.hold,
     )
     loop = Loop(Query(operators, policies, reign.epoch))
     batches = Batches(program, loop, ledger, spark)

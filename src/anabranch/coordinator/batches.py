@@ -309,7 +309,11 @@ class Batches(HandOver):
         self._computed_first |= new
         if new:
             names = ", ".join(sorted(node.name for node in new))
-            _log.info("The results of %s are computed before they are handed on.", names)
+            _log.info(
+                "A sink or transform reads only a part of the rows of %s, or changes their "
+                "partitions; they are computed whole by a job of their own from now on.",
+                names,
+            )
         return bool(new)
 
     @contextmanager

@@ -84,7 +84,7 @@ class CommitLog:
                 return commit
             except CheckpointCorrupt as error:
                 # What it said is computed again from a checkpoint.
-                _log.warning("A commit cannot be used, and the one before is taken: %s", error)
+                _log.warning("A commit is damaged; going on from the one before: %s", error)
         return NOTHING
 
     def offsets(self, version: Version) -> str | None:

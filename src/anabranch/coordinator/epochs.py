@@ -70,8 +70,8 @@ class Reign:
         newest = max(_taken(self._store), default=0)
         if newest > self.epoch:
             raise Deposed(
-                f"driver {newest} has taken the query over, and this one, driver {self.epoch}, "
-                "must not write any more"
+                f"driver {newest} has taken the query over; this one, driver {self.epoch}, stops "
+                "and writes nothing more"
             )
 
     def _tidy(self, taken: Sequence[int]) -> None:
@@ -79,7 +79,9 @@ class Reign:
             try:
                 self._store.delete(_name(epoch))
             except StoreError as error:
-                _log.info("The mark of driver %s was not removed: %s", epoch, error)
+                _log.info(
+                    "The file that says driver %s had the query was not removed: %s", epoch, error
+                )
 
 
 def _taken(store: EpochStore) -> list[int]:

@@ -82,7 +82,7 @@ class Events:
             try:
                 self._write(f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl")
             except StoreError as error:
-                _log.warning("An event was not stored: %s: %s", event, error)
+                _log.warning("Event %s was not stored: %s", event.to_json(), error)
             if len(self._lines) >= _PER_FILE:
                 self._file, self._lines = self._file + 1, []
 
@@ -98,5 +98,8 @@ class Events:
         try:
             return list(self._store.list(_FOLDER))
         except StoreError as error:
-            _log.warning("Events of earlier runs are not listed: %s", error)
+            _log.warning(
+                "The events of earlier runs cannot be listed, so old files are not removed: %s",
+                error,
+            )
             return []

@@ -101,7 +101,7 @@ class Ledger:
             try:
                 manifest = self._manifests.get(version)
             except CheckpointError as error:
-                _log.warning("The manifest of version %s cannot be used: %s", version, error)
+                _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
                 damaged(version, str(error))
             else:
                 parts = {name: tuple(of.parts) for name, of in manifest.operators.items()}
@@ -157,7 +157,11 @@ class Ledger:
                     self.parts.delete(name)
                 except StoreError as error:
                     # It is swept with the next start.
-                    _log.info("Part %s was not removed: %s", name, error)
+                    _log.info(
+                        "Checkpoint file %s was not removed; the next start does it: %s",
+                        name,
+                        error,
+                    )
 
     def note(self, order: Note) -> None:
         """Write down how operators are divided, and where their slices are."""

@@ -119,8 +119,8 @@ class Loop:
             while (event := self._next()) is not None:
                 self._take(event)
         except BaseException as error:  # a mistake of ours: the query must not seem to run
-            _log.exception("the coordinator of the query failed")
-            reason = f"the coordinator failed: {type(error).__name__}: {error}"
+            _log.exception("The coordinator failed, which is a bug; stopping the query.")
+            reason = f"its coordinator failed, which is a bug: {type(error).__name__}: {error}"
             self._end(reason)
             assert self._hands is not None
             self._hands.stop(reason, state_lost=False)

@@ -128,10 +128,14 @@ class Agents:
                 agent.ask(Ping(), Deadline(_PING_SECONDS))
                 return
             except StoreError as error:
-                _log.info("The agent of %s does not answer, starting another one: %s", host, error)
+                _log.info(
+                    "The agent of node %s does not answer; starting another one: %s", host, error
+                )
                 self._forget(host)
         if host not in self.alive():
-            raise DidNotHappen(f"node {host} has no executor")
+            raise DidNotHappen(
+                f"node {host} has no executor any more, so no agent can be started there"
+            )
         run = replace(self.start, hosts=(host,)).run
         for found, address in one_task_each(self.spark, [host]).mapInArrow(run, ANSWER).collect():
             if address is not None:
@@ -139,13 +143,15 @@ class Agents:
                     address, self._signer, silence=self.silence, tls_root=self.trusted
                 )
         if host not in self._agents:
-            raise DidNotHappen(f"Spark ran the task that starts the agent of {host} elsewhere")
+            raise DidNotHappen(
+                f"the agent of node {host} was not started: Spark ran the task for it on another node"
+            )
 
     def ask(self, host: Host, request: Request[A], deadline: Deadline) -> A:
         """See :meth:`Nodes.ask`."""
         agent = self._agents.get(host)
         if agent is None:
-            raise DidNotHappen(f"node {host} has no agent")
+            raise DidNotHappen(f"node {host} was asked for something before its agent was started")
         return agent.ask(request, deadline)
 
     def held(self, host: Host) -> frozenset[str]:
@@ -173,7 +179,11 @@ class Agents:
             try:
                 agent.ask(Stop(epoch=self.epoch), Deadline(_PING_SECONDS))
             except AnabranchError as error:
-                _log.info("The agent of %s could not be told to stop: %s", host, error)
+                _log.info(
+                    "The agent of node %s could not be told to end; it ends with its executor: %s",
+                    host,
+                    error,
+                )
             self._forget(host)
 
     def _forget(self, host: Host) -> None:
@@ -213,7 +223,10 @@ class Watcher:
             try:
                 now = self._alive()
             except Exception as error:  # the JVM is gone, which whoever runs batches notices
-                _log.info("Executors can no longer be looked for: %s", error)
+                _log.info(
+                    "The list of executors cannot be read any more, as Spark's JVM is gone: %s",
+                    error,
+                )
                 return
             for host in sorted(known - now):
                 self._lost(host)

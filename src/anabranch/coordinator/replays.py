@@ -158,8 +158,8 @@ class _Run:
         sent = sum(len(self._step(up, version).task.hosts) for up in before)
         if gone and (len(before) > 1 or step.buffer.senders != sent):
             raise StateMissing(
-                f"operator {node.name!r}: what was sent to it in batch {version} is lost with a "
-                "node, and it cannot be told apart from the rest"
+                f"operator {node.name!r}: rows that were sent to it in batch {version} were lost "
+                "with a node, and which ones cannot be told; the batch cannot be replayed"
             )
         return gone
 
@@ -184,8 +184,9 @@ class _Run:
             same = same and len(again) == len(gone)
         if up not in outputs or not same:
             raise StateMissing(
-                f"operator {node.name!r}: what {up.name!r} sent to it in batch {version} is lost, "
-                "and cannot be made again as it was"
+                f"operator {node.name!r}: the rows that {up.name!r} sent to it in batch {version} "
+                "were lost, and its replay does not make the same ones; the batch cannot be "
+                "replayed"
             )
         rows = outputs[up].where(F.col(VERSION) == int(version)).drop(VERSION)
         frame = _through(node.inputs[0], up, without_late(self._step(up, version), rows))
@@ -194,7 +195,9 @@ class _Run:
     def _step(self, node: Stateful, version: Version) -> Step:
         step = self.of.sent(node.name, version)
         if step is None:
-            raise StateMissing(f"what was sent to {node.name!r} in batch {version} is not kept")
+            raise StateMissing(
+                f"the rows sent to {node.name!r} in batch {version} are not kept any more"
+            )
         return step
 
 
@@ -220,7 +223,7 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
             made: DataFrame = function(_through(before, start, frame))
             return made
         case _:
-            raise StateMissing(f"the rows between {start.name!r} and the next operator are lost")
+            raise StateMissing(f"the rows that {start.name!r} sent to the next operator were lost")
 
 
 def _alike(slices: Sequence[Slice]) -> list[list[Slice]]:

@@ -186,10 +186,10 @@ class Stream:
             start, known, ledger.spark, begun, replaceable=len(replaceable) == len(sinks)
         )
         _log.warning(
-            "The machine was started anew since the query ran: what was written after the "
-            "checkpoint of version %s may be incomplete. It is removed, and batches up to %s are "
-            "run again.",
+            "The machine was rebooted since the query ran, so what was written after checkpoint "
+            "%s may be incomplete. Removing it, and running %s batches again, up to batch %s.",
             start,
+            again.target - start,
             again.target,
         )
         self._events.add("power failure", restored=start, again=again.target - start)
@@ -208,8 +208,9 @@ class Stream:
             return
         start, batches = again
         _log.warning(
-            "The state was restored at version %s; running batches up to %s again.",
+            "The state is that of checkpoint %s; running %s batches again, up to batch %s.",
             start,
+            batches.target - start,
             batches.target,
         )
         batches.finish(start, self._ledger.store, self._ledger.spark, self._run_one)

@@ -87,7 +87,9 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         tempfile.tempdir = str(_emptied(folder / _SCRATCH))
         vault = Vault(folder / _BACKUPS, config.limit)
         agent = _listen(config, vault, Fence(folder / EPOCH), done)
-        _log.info("serving %r at %s port %d", vault, config.host, agent.port)
+        _log.info(
+            "The agent listens at %s port %d; its backups: %r", config.host, agent.port, vault
+        )
         address = folder / ADDRESS
         record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
         answer({"port": agent.port, "pid": os.getpid()})
@@ -154,7 +156,7 @@ def watch(pid: int, done: threading.Event) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.poll()
-        _log.info("process %d is gone, and this agent with it", pid)
+        _log.info("Process %d, which this agent belongs to, has ended; ending.", pid)
         done.set()
 
     threading.Thread(target=wait, name="watch", daemon=True).start()
@@ -245,12 +247,12 @@ def main() -> int:
             watch(config.watch_pid, done)
         serve(config, done, answer)
     except StateLocked as error:
-        _log.warning("another agent has this folder: %s", error)
+        _log.warning("Another agent uses this folder already; ending: %s", error)
         answer({"busy": True})
     except Exception:
-        _log.exception("the agent cannot run")
+        _log.exception("The agent failed; ending.")
         return 1
-    _log.info("ended")
+    _log.info("The agent has ended.")
     return 0
 
 

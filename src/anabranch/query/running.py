@@ -287,7 +287,7 @@ class RunningQuery:
         except AnabranchError as error:
             self._failure = self._failure or error
         except BaseException as error:
-            _log.exception("the query ended with an unexpected error")
+            _log.exception("The query ended with an unexpected error.")
             self._failure = self._failure or translated(error)
         try:
             self._release()
@@ -312,16 +312,17 @@ class RunningQuery:
 
     def _release(self) -> None:
         """Save what is to be saved and let go of everything. Raises nothing: errors are told."""
-        self._attempt("its state was not saved", self._save)
+        ended = f"the query ended at version {self.version}, but"
+        self._attempt(f"{ended} its state was not saved", self._save)
         for consequence, close in self._parts.closing():
-            self._attempt(consequence, close)
+            self._attempt(f"{ended} {consequence}", close)
 
     def _attempt(self, consequence: str, action: Callable[[], None]) -> None:
-        """Do something at the end of the query. What goes wrong does not keep the rest from it."""
+        """Do something that the query can do without. What goes wrong does not keep the rest."""
         try:
             action()
         except Exception as error:
-            told = f"the query ended at version {self.version}, but {consequence}: {error}"
+            told = f"{consequence}: {error}"
             _log.warning("%s", told, exc_info=not isinstance(error, AnabranchError))
             self._parts.events.add("release failed", reason=told)
             if self._failure is None and not isinstance(error, AnabranchError):

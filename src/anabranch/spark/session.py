@@ -44,6 +44,7 @@ _EXCLUDING = (
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _NOTHING_FROM_NOTHING = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
 _PARTITIONS = "spark.sql.shuffle.partitions"
+_RETAINED = "spark.sql.streaming.minBatchesToRetain"
 BATCHES_IN_LOG = 200
 """So many batches are kept in Spark's log of offsets, unless the user says otherwise."""
 _DIRECT_FILES = (
@@ -145,6 +146,11 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
         spark.conf.set("spark.sql.shuffle.orderIndependentChecksum.enabled", "false")
 
 
+def batches_in_log(spark: SparkSession) -> int:
+    """How many batches Spark keeps in its logs for a query started inside :func:`log_settings`."""
+    return int(spark.conf.get(_RETAINED, None) or BATCHES_IN_LOG)
+
+
 @contextmanager
 def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
     """Start a streaming query inside this, and Spark writes its logs faster and keeps them longer.
@@ -153,7 +159,7 @@ def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
     Should checkpoints be damaged, an older one needs more batches than Spark keeps by default. A
     query takes a copy of the settings when it starts: the user's session is left as it was.
     """
-    wanted = {"spark.sql.streaming.minBatchesToRetain": str(BATCHES_IN_LOG)}
+    wanted = {_RETAINED: str(BATCHES_IN_LOG)}
     if local:
         wanted["spark.sql.streaming.checkpointFileManagerClass"] = _DIRECT_FILES
     chosen = spark._jsparkSession.sessionState().conf()
