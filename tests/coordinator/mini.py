@@ -1,4 +1,4 @@
-"""A query without Spark: its own folder, commits, checkpoints and tables are real, Spark is played.
+"""A query without Spark: its folder, loop, commits, checkpoints and tables are real, Spark is played.
 
 One operator counts rows by key. The source has the numbers from 0 on; like Spark's file source it
 notes in a log of its own which of them it gave out, and a batch's offsets name an entry there.
@@ -8,6 +8,7 @@ Every result row is a number with the count of its key, so any loss or repetitio
 import json
 import shutil
 import struct
+import threading
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,41 +19,64 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from anabranch.coordinator.checkpoints import Checkpoints, Taken
-from anabranch.coordinator.coordinator import Running
-from anabranch.coordinator.startup import Place
-from anabranch.coordinator.tables import HERE, Tables
 
-from anabranch.backup import Manifests
 from anabranch.boot import boot_id
 from anabranch.checkpointing import Periodic
-from anabranch.coordinator import identity, startup
-from anabranch.coordinator.commits import Commit, CommitLog
+from anabranch.coordinator import assembly, identity
+from anabranch.coordinator.assembly import Assembly
+from anabranch.coordinator.batches import HERE, Program, slice_order, slices_told
+from anabranch.coordinator.commits import Commit
+from anabranch.coordinator.epochs import Reign
 from anabranch.coordinator.events import Events
-from anabranch.coordinator.identity import Identity
-from anabranch.nodes.captures import CAPTURES
+from anabranch.coordinator.failures import translated
+from anabranch.coordinator.folder import CheckpointFolder
+from anabranch.coordinator.handover import HandOver
+from anabranch.coordinator.identity import DriverLock, Identity
+from anabranch.coordinator.ledger import Ledger
+from anabranch.coordinator.loop import Loop
+from anabranch.coordinator.nodes import OneNode, Watcher
+from anabranch.coordinator.shell import Asking, Shell
+from anabranch.coordinator.stream import Stream, Take
+from anabranch.errors import AnabranchError, Deposed, StateMissing
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.local import LocalNode
+from anabranch.operators.context import Context
+from anabranch.placement.even import Even
+from anabranch.protocols.events import (
+    BatchCommitted,
+    BatchFailed,
+    Cause,
+    NodeCame,
+    NodeLost,
+    TakeCheckpoint,
+)
+from anabranch.protocols.model import OperatorPlan
+from anabranch.protocols.orders import Replay, RunBatch
+from anabranch.protocols.query import Policies, Query
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.spark.sinks.parquet import ParquetSink
 from anabranch.spark.sinks.sink import Delivery
 from anabranch.state import schema as types
-from anabranch.state.capture import CheckpointSchema, capture
-from anabranch.state.checkpoint import save
-from anabranch.state.groups import KeyGroups, Routing
+from anabranch.state.capture import CheckpointSchema
+from anabranch.state.groups import Routing, group_of
+from anabranch.state.hashing import hash_keys
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
-from anabranch.units import Version
+from anabranch.state.view import State
+from anabranch.units import NO_VERSION, Version
+from anabranch.worker import slices as worker
+from anabranch.worker.reports import Report
 
 GROUPS, KEYS = 8, 7
 LAYOUT = TableLayout(
     KeyLayout([pa.field("key", pa.int64())], [], GROUPS), types.schema(n=types.int64)
 )
 QUERY = "0123456789ab"
+PATIENCE = 60.0
 
 
 @dataclass
-class Ledger:
+class Outside:
     """A sink outside: it takes what it is given under a version once, and for good."""
 
     given: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -61,93 +85,342 @@ class Ledger:
         assert self.given.setdefault(version, rows) == rows, "a version is always the same rows"
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The process of the query is killed here."""
+
+
+class Counting(HandOver):
+    """What runs in a batch: rows are counted, delivered and committed."""
+
+    def __init__(self, mini: "Mini", loop: Loop, ledger: Ledger, program: Program) -> None:
+        super().__init__(loop)
+        self.program = program
+        self.mini = mini
+        self.ledger = ledger
+
+    def trim(self, operator: str, upto: Version) -> None:
+        pass
+
+    def attempt(
+        self, frame: Any, order: RunBatch, began: float, attempts: int
+    ) -> BatchCommitted | BatchFailed:
+        try:
+            return self._committed(frame, order)
+        except Exception as error:
+            self.failure = translated(error)
+            cause = Cause.ERROR
+            if isinstance(self.failure, Deposed):
+                cause = Cause.FENCED
+            elif isinstance(self.failure, StateMissing):
+                cause = Cause.STATE_MISSING
+            return BatchFailed(order.version, order.fence, cause, str(self.failure))
+
+    def _committed(self, numbers: list[int], order: RunBatch) -> BatchCommitted:
+        mini, version = self.mini, order.version
+        if mini.outside is not None and order.deliver:
+            self.ledger.spark.flush(version)
+        rows, reports = self._count(numbers, order)
+        mini.may_die("counted")
+        if order.deliver:
+            self.ledger.reign.check()
+            if mini.outside is not None:
+                mini.outside.write(version, rows)
+            mini.deliver(version, rows)
+            mini.may_die("delivered")
+        offsets = digest(self.ledger.spark.offsets(version))
+        commit = Commit(version, {}, offsets, order.arrangement)
+        self.ledger.commit(commit)
+        self._commit = commit
+        return BatchCommitted(version, order.fence, slices_told(order, reports))
+
+    def _count(
+        self, numbers: list[int], order: RunBatch
+    ) -> tuple[list[tuple[int, int]], list[Report]]:
+        root = self.program.root.path()
+        wanted = {each.slice: each for each in order.captures}
+        found: list[tuple[int, int]] = []
+        reports = []
+        for instance in range(order.routed["op"].routing.instances):
+            mine = [each for each in order.slices if each.instance == instance]
+            orders = worker.by_lowest_group([slice_order(s, wanted.get(s.id)) for s in mine])
+            by = worker.Attempt(order.version, order.fence, 0, True)
+            with worker.begun(orders, root, LAYOUT, by) as tables:
+                context = Context(order.version, instance, ("key",))
+                slices = []
+                for each, table in zip(orders, tables, strict=True):
+                    slices.append(worker.Slice(each, table, State(table, ("key",)), context))
+                    found += counted(table, [n for n in numbers if group(n) in each.groups])
+                ended = worker.end(slices, "op", root)
+                for table in tables:
+                    table.finish()
+            reports.append(
+                Report("op", instance, order.version, order.fence, ended, 0.0, 0.0, 0.0, ())
+            )
+        return sorted(found), reports
+
+
+def group(number: int) -> int:
+    """The key group of a number."""
+    return GROUP_OF[number % KEYS]
+
+
+GROUP_OF = group_of(hash_keys([pa.array(range(KEYS), pa.int64())], KEYS), GROUPS).tolist()
+
+
+def counted(table: StateTable, numbers: list[int]) -> list[tuple[int, int]]:
+    """Count numbers in a table; each with the count of its key."""
+    keys = pa.array([number % KEYS for number in numbers], pa.int64())
+    at = table.rows(LAYOUT.key.encode([keys], hash_keys([keys], len(keys)), []))
+    found = []
+    for row, number in zip(at.tolist(), numbers, strict=True):
+        one = np.array([row])
+        table.set("n", one, table.get("n", one) + 1)
+        found.append((number, int(table.get("n", one)[0])))
+    return found
+
+
+class PlayedSpark:
+    """Spark's side: a log of offsets and commits, and a thread that hands batches over."""
+
+    def __init__(self, mini: "Mini") -> None:
+        self.mini = mini
+
+    def start(self, take: Take, *, once: bool) -> Any:
+        return PlayedQuery(self.mini, take, once=once)
+
+    def stop(self, query: Any) -> None:
+        query.stop()
+
+
+class PlayedQuery:
+    """A life of Spark's query: it runs a batch whenever one is wanted, or the one that is next."""
+
+    def __init__(self, mini: "Mini", take: Take, *, once: bool) -> None:
+        self._mini, self._take, self._once = mini, take, once
+        self._stopped = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="played-spark", daemon=True)
+        self._thread.start()
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        with self._mini.changed:
+            self._stopped = True
+            self._mini.changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if self._once:
+                self._mini.run_batch(self._take)
+            while not self._once and self._mini.batch_wanted(lambda: self._stopped):
+                self._mini.run_batch(self._take)
+                self._mini.batch_done()
+        except Killed as error:
+            self._mini.assembly.loop.close("it was killed")
+            self._error = error
+        except BaseException as error:
+            self._error = error
+
+
+class NoReplays:
+    """On one machine nothing is replayed."""
+
+    def run(self, order: Replay, routed: Any) -> None:
+        raise AssertionError(f"nothing is replayed on one machine: {order}")
 
 
 class Mini:
     """One run of the query, from its start to its end or its death."""
 
     def __init__(
-        self, disk: Path, memory: Path, ledger: Ledger | None, *, every: int, chance: Any = None
+        self,
+        disk: Path,
+        memory: Path,
+        outside: Outside | None,
+        *,
+        every: int,
+        chance: Any = None,
+        instances: int = 2,
     ) -> None:
-        self.disk, self.memory, self.ledger = disk, memory, ledger
-        self.chance = chance
+        self.disk, self.outside, self.chance = disk, outside, chance
         self.sink = ParquetSink(str(disk / "out"))
-        self.place = Place.of(disk / "ck", None, memory)
-        self.spark = Path(self.place.spark)
-        found = identity.load(self.place.store)
-        routing = {"op": Routing.even(GROUPS, 1)}
-        self.before = found or Identity(
-            QUERY, 0, {"op": {}}, routing, asked={"op": 1}, boot=boot_id()
+        self.changed = threading.Condition()
+        self.failure: BaseException | None = None
+        self._wanted = 0
+        self._dead = self._over = False
+        folder = CheckpointFolder.of(disk / "ck")
+        self.spark = Path(folder.spark)
+        before = identity.load(folder.store) or Identity(
+            QUERY,
+            0,
+            {"op": {}},
+            {"op": Routing.even(GROUPS, instances)},
+            asked={"op": instances},
+            boot=boot_id(),
         )
-        self.before = replace(self.before, run=self.before.run + 1)
-        identity.save(self.place.store, self.before)
         root = StateRoot(QUERY, str(memory))
-        self.node = LocalNode(root.path(), lambda request, deadline: self.place.store)
-        bound: Any = SimpleNamespace(name="op", layout=LAYOUT)
-        tables = Tables(QUERY, self.before.run, [bound], lambda host: self.node, {"op": (HERE,)})
-        logs = SparkLogs(self.place.spark)
-        sinks = [self.sink] if ledger is None else [self.sink, ledger]
+        lock = DriverLock(root.path())
+        try:
+            self.assembly = self._assembled(folder, before, root, lock, every)
+        except BaseException:
+            lock.release()
+            raise
+        self._supervisor = threading.Thread(target=self._supervise, name="mini", daemon=True)
+
+    def _assembled(
+        self,
+        folder: CheckpointFolder,
+        before: Identity,
+        root: StateRoot,
+        lock: DriverLock,
+        every: int,
+    ) -> Assembly:
+        reign = Reign.begin(folder.store, "mini", above=before.run)
+        known = replace(before, run=reign.epoch)
+        identity.save(folder.store, known)
+        sinks: list[Any] = [self.sink] if self.outside is None else [self.sink, self.outside]
         plan: Any = SimpleNamespace(outputs=[SimpleNamespace(sink=sink) for sink in sinks])
-        events = Events(self.place.log, 0)
-        self.running = Running(
-            query=QUERY,
-            plan=plan,
-            bounds={},
-            routing=dict(self.before.routing),
-            root=root,
-            tables=tables,
-            checkpoints=Checkpoints(
-                Periodic("1 hour", at_most=every, retain=2),
-                Manifests(self.place.store),
-                {"op": CheckpointSchema.of(LAYOUT)},
-                tables,
-                events,
-                partial(startup._secure, plan, logs),
-            ),
-            commits=CommitLog(self.place.log),
-            logs=logs,
-            events=events,
-            local=True,
-            fence=self.before.fence,
-            trusted=self.before.boot == boot_id(),
+        program = Program(QUERY, plan, {}, root, True, reign.epoch, tracks_changes=True)
+        events, logs, parts = Events(folder.log, reign.epoch), SparkLogs(folder.spark), folder.store
+        ledger = Ledger(
+            folder.store,
+            folder.log,
+            parts,
+            reign,
+            known,
+            {"op": CheckpointSchema.of(LAYOUT)},
+            logs,
+            partial(assembly._secure, plan, logs),
         )
-        self.running.remember = partial(
-            startup.remember, self.place, self.running, self.before.asked
+        policy = Periodic("1 hour", at_most=every, retain=2)
+        policies = Policies(policy, folder.files, Even(), replays=False)
+        loop = Loop(Query({"op": OperatorPlan("op", GROUPS)}, policies, reign.epoch))
+        nodes = OneNode(LocalNode(root.path(), lambda request, deadline: parts), HERE)
+        asking = Asking(nodes, reign.epoch, QUERY, {"op": LAYOUT})
+        batches: Any = Counting(self, loop, ledger, program)
+        stream = Stream(PlayedSpark(self), batches, QUERY, sinks, ledger, events, loop)
+        shell = Shell(loop, asking, ledger, events, batches, NoReplays(), stream, self._stopped)
+        watcher = Watcher(
+            nodes.alive,
+            lambda host: loop.tell(NodeCame(host)),
+            lambda host: loop.tell(NodeLost(host)),
+        )
+        return Assembly(
+            program=program,
+            asked={},
+            loop=loop,
+            shell=shell,
+            asking=asking,
+            nodes=nodes,
+            watcher=watcher,
+            ledger=ledger,
+            events=events,
+            batches=batches,
+            stream=stream,
+            locks=lock,
+            trusted=before.boot == boot_id(),
         )
 
     def start(self) -> None:
         """Recover, and run again what has to be."""
-        again = startup.recover(self.place, self.running, self.before.routing)
-        if again is not None:
-            start = self.running.committed.version
-            again.replay(start, self.place.store, self.running.logs, self.step)
-        startup.settle(self.place, self.running)
+        self.assembly.begin()
+        self._supervisor.start()
+        assert self.assembly.stream.ready.wait(PATIENCE)
+        self._raise()
+
+    def step(self) -> None:
+        """Run a batch, with the checkpoint that is due."""
+        with self.changed:
+            self._wanted += 1
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self._over or not self._wanted, PATIENCE)
+        self._raise()
+        version = self.assembly.batches.committed
+        query = self.assembly.loop.wait_for(lambda q: _at_rest(q, version), PATIENCE)
+        assert query is not None, self.assembly.loop.query
+        assert query.checkpoints is None or query.checkpoints.failures == 0
+
+    def checkpoint(self) -> Version:
+        """Take a checkpoint."""
+        _, saved = self.assembly.loop.command(TakeCheckpoint)
+        return Version(saved.result(PATIENCE))
 
     def end(self, *, killed: bool) -> None:
         """Stop: after a last checkpoint, or at once."""
-        if not killed and self.running.committed.version >= 0:
-            files = self.running.tables.capture_all(
-                self.running.routing,
-                self.running.committed.version,
-                self.running.next_fence(),
-            )
-            taken = Taken(self.running.committed, files)
-            self.running.checkpoints.store(taken)
-            taken.stored.result()
-        self.running.checkpoints.close()
+        try:
+            if killed:
+                with self.changed:
+                    self._dead = True
+                    self.changed.notify_all()
+                if not self._supervisor.is_alive():
+                    return
+            else:
+                self.assembly.stream.stop()
+                self._supervisor.join(PATIENCE)
+                self._raise()
+                if self.assembly.batches.committed > NO_VERSION:
+                    self.checkpoint()
+                    self.assembly.forget_tables()
+        finally:
+            if self._supervisor.is_alive():
+                self._supervisor.join(PATIENCE)
+            self.assembly.close()
+
+    def _supervise(self) -> None:
+        failure: BaseException | None = None
+        try:
+            failure = self.assembly.stream.run(self._settle)
+        except BaseException as error:
+            failure = error
+        with self.changed:
+            self.failure = self.failure or failure
+            self._over = True
+            self.changed.notify_all()
+        self.assembly.stream.ready.set()
+
+    def _settle(self, query: Query) -> None:
+        stored = query.published[-1].version if query.published else NO_VERSION
+        self.sink.resume(QUERY, stored)
+        self.assembly.ledger.note_boot()
+        self.assembly.ledger.sweep()
+
+    def _stopped(self, reason: AnabranchError) -> None:
+        self.failure = self.failure or reason
+        self.assembly.batches.end(reason)
+
+    def _raise(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     # What Spark does
 
-    def step(self, most: int = 5) -> None:
+    def batch_wanted(self, stopped: Any) -> bool:
+        """Wait until a batch is to run; whether it is, and not the end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._dead or stopped() or self._wanted)
+            if self._dead:
+                raise Killed("between two batches")
+            return not stopped()
+
+    def batch_done(self) -> None:
+        """A batch that was wanted has run."""
+        with self.changed:
+            self._wanted -= 1
+            self.changed.notify_all()
+
+    def run_batch(self, take: Take) -> None:
         """Plan a batch, or take up the one that was planned and not done, and run it."""
         planned, done = self._versions("offsets"), self._versions("commits")
         last = max(planned, default=-1)
         if last < 0 or last in done:
             last += 1
-            self._plan(last, most)
-        self._may_die("planned")
+            self._plan(last)
+        self.may_die("planned")
         entries = [json.loads((self.spark / f"offsets/{v}").read_text().splitlines()[2])
                    for v in (last - 1, last) if v >= 0]  # fmt: skip
         since = entries[0]["logOffset"] if len(entries) == 2 else -1
@@ -157,11 +430,12 @@ class Mini:
                 (self.spark / f"sources/0/{entry}").read_text().splitlines()[1]
             )
             rows += range(first, stop)
-        self._run(Version(last), rows)
-        self._may_die("run")
+        frame: Any = rows
+        take(frame, last)
+        self.may_die("run")
         self._write("commits", str(last), "v1\n{}")
 
-    def _plan(self, version: int, most: int) -> None:
+    def _plan(self, version: int, most: int = 5) -> None:
         """Like the file source: entries that no offsets name yet come first."""
         given = -1
         for entry in sorted(self._versions("sources/0")):
@@ -170,7 +444,7 @@ class Mini:
         newest = max(self._versions("sources/0"), default=-1) + 1
         size = 1 + (version * 7 + newest) % most
         self._write("sources/0", str(newest), f"v1\n{json.dumps([given + 1, given + 1 + size])}")
-        self._may_die("listed")
+        self.may_die("listed")
         head = json.dumps({"batchTimestampMs": version})
         offset = json.dumps({"logOffset": newest})
         self._write("offsets", str(version), f"v1\n{head}\n{offset}")
@@ -189,76 +463,26 @@ class Mini:
         sums = b"".join(struct.pack(">I", zlib.crc32(piece)) for piece in pieces)
         (folder / f".{name}.crc").write_bytes(b"crc\0" + struct.pack(">I", 512) + sums)
 
-    # What the coordinator does
-
-    def _run(self, version: Version, rows: list[int]) -> None:
-        running = self.running
-        if version <= running.committed.version:
-            return
-        assert version == running.committed.version + 1
-        replayed = version <= running.replay_until
-        order = None if replayed else running.checkpoints.order()
-        if self.ledger is not None and not replayed:
-            running.logs.flush(version)
-        results, captured = self._count(version, rows, order)
-        self._may_die("counted")
-        commit = Commit(version, {}, digest(running.logs.offsets(version)))
-        if replayed:
-            running.committed = commit
-            return
-        if self.ledger is not None:
-            self.ledger.write(version, results)
-        self._deliver(version, results)
-        self._may_die("delivered")
-        running.commits.append(commit)
-        running.committed = commit
-        taken = None if order is None else Taken(commit, {"op": {0: captured}})
-        running.checkpoints.committed(taken)
-        if taken is not None:
-            assert running.checkpoints.wait(60)
-            assert running.checkpoints.failure is None, running.checkpoints.failure
-
-    def _count(
-        self, version: Version, rows: list[int], order: Any
-    ) -> tuple[list[tuple[int, int]], str]:
-        name = self.running.tables.name("op", self.running.routing["op"], 0)
-        table = StateTable.open(self.node.path(name), LAYOUT)
-        try:
-            with table.lock(10):
-                table.begin(version, self.running.next_fence())
-                keys = np.array(rows, np.int64) % KEYS
-                hashes = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-                at = table.rows(LAYOUT.key.encode([pa.array(keys)], hashes, []))
-                results = []
-                for row, number in zip(at.tolist(), rows, strict=True):
-                    one = np.array([row])
-                    table.set("n", one, table.get("n", one) + 1)
-                    results.append((number, int(table.get("n", one)[0])))
-                file = ""
-                if order is not None:
-                    taken = capture(table, "op", 0, groups=KeyGroups.all(GROUPS), base=order.base)
-                    folder = self.running.root.path() / CAPTURES
-                    folder.mkdir(parents=True, exist_ok=True)
-                    file = str(folder / f"{version}.arrow")
-                    save(taken, Path(file))
-                    table.mark_clean()
-                table.finish()
-        finally:
-            table.close()
-        return results, file
-
-    def _deliver(self, version: Version, results: list[tuple[int, int]]) -> None:
+    def deliver(self, version: Version, rows: list[tuple[int, int]]) -> None:
+        """Write the results of a batch."""
         out = self.disk / "out"
         out.mkdir(exist_ok=True)
-        numbers, counts = zip(*results, strict=True)
+        numbers, counts = zip(*rows, strict=True)
         pq.write_table(pa.table({"number": numbers, "n": counts}), out / f"_anabranch-{version}")
         final = f"part-{QUERY}-{version:010d}-00000.parquet"
         self.sink._pending = {final: f"_anabranch-{version}"}
         self.sink.commit(Delivery(QUERY, version, False))
 
-    def _may_die(self, where: str) -> None:
+    def may_die(self, where: str) -> None:
+        """Die here, now and then."""
         if self.chance is not None and self.chance.random() < 0.03:
             raise Killed(where)
+
+
+def _at_rest(query: Query, version: Version) -> bool:
+    """Whether a version is committed, and nothing is under way."""
+    idle = query.checkpoints is None or query.checkpoints.current is None
+    return query.committed >= version and idle and not query.outstanding
 
 
 def results(disk: Path) -> list[tuple[int, int]]:

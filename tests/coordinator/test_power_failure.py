@@ -7,9 +7,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from coordinator.mini import Killed, Ledger, Mini, expected, lose_memory, results
+from coordinator.mini import Killed, Mini, Outside, expected, lose_memory, results
 from coordinator.power import PowerDisk
 
+MODULES = ("boot", "coordinator.assembly", "coordinator.ledger")
 ENDINGS = ["stop", "kill", "kill and lose the state", "power"]
 
 
@@ -36,14 +37,14 @@ def test_whatever_ends_a_run_results_come_once(
     root = tmp_path_factory.mktemp("machine")
     disk, memory = root / "disk", root / "memory"
     disk.mkdir()
-    ledger = Ledger() if outside else None
+    sink = Outside() if outside else None
     boots = 0
     with PowerDisk(disk).watched() as power, pytest.MonkeyPatch.context() as patch:
         for steps, ending in [*history, (3, "stop")]:
-            for module in ("anabranch.boot", "anabranch.coordinator.startup", "coordinator.mini"):
+            for module in ["coordinator.mini", *(f"anabranch.{name}" for name in MODULES)]:
                 patch.setattr(f"{module}.boot_id", lambda now=boots: f"{now:032x}")
             last = ending == "stop"
-            query = Mini(disk, memory, ledger, every=every, chance=None if last else chance)
+            query = Mini(disk, memory, sink, every=every, chance=None if last else chance)
             try:
                 query.start()
                 for _ in range(steps):
@@ -58,5 +59,5 @@ def test_whatever_ends_a_run_results_come_once(
                 lose_memory(memory)
     found = results(disk)
     assert found == expected(len(found))
-    if ledger is not None:
-        assert sorted(row for rows in ledger.given.values() for row in rows) == found
+    if sink is not None:
+        assert sorted(row for rows in sink.given.values() for row in rows) == found

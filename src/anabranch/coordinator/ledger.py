@@ -8,8 +8,10 @@ query, which looks before each write whether it still does; see
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest
 from anabranch.backup.store import BackupStore
@@ -52,6 +54,7 @@ class Ledger:
         self.commits = CommitLog(self.log)
         self._manifests = Manifests(self.store, self.parts)
         self._latest = NOTHING
+        self._noting = threading.Lock()
 
     # What a driver begins with
 
@@ -166,24 +169,23 @@ class Ledger:
     def note(self, order: Note) -> None:
         """Write down how operators are divided, and where their slices are."""
         self._save(
-            replace(
-                self.known,
-                routing={name: of.routing for name, of in order.routed.items()},
-                placement={name: of.hosts for name, of in order.routed.items()},
-                arrangement=order.arrangement,
-                slices=order.slices,
-            )
+            routing={name: of.routing for name, of in order.routed.items()},
+            placement={name: of.hosts for name, of in order.routed.items()},
+            arrangement=order.arrangement,
+            slices=order.slices,
         )
 
     def note_boot(self) -> None:
         """Write down that everything which is there is of this boot of the machine."""
-        self._save(replace(self.known, boot=boot_id()))
+        self._save(boot=boot_id())
 
-    def _save(self, now: Identity) -> None:
-        if now != self.known:
-            self.reign.check()
-            identity.save(self.store, now)
-            self.known = now
+    def _save(self, **fields: Any) -> None:
+        with self._noting:  # the boot is noted by another thread than the rest
+            now = replace(self.known, **fields)
+            if now != self.known:
+                self.reign.check()
+                identity.save(self.store, now)
+                self.known = now
 
     def forget_after(self, version: Version) -> None:
         """Take back the commits and manifests of all later versions."""

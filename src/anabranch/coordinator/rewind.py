@@ -78,6 +78,8 @@ def plan(
 ) -> Rewind:
     """What has to be run again to get from a restored version to a committed one."""
     offsets = dict(begun.offsets) if begun is not None else {}
+    if begun is not None:
+        target = max(target, begun.target)  # Spark would skip what is planned and not run
     for version in logs.planned():
         if version > start and version not in offsets:
             logs.check_offsets(version, commits.offsets(version))

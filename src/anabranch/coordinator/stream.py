@@ -134,6 +134,8 @@ class Stream:
             settle(query)
             try:
                 self._run_again()
+                # Not before: a driver that dies on the way must go the whole way once more.
+                self._ledger.note_boot()
                 self._start()
                 self.has_run = True
                 self.ready.set()

@@ -296,13 +296,12 @@ class RunningQuery:
             self._parts.stream.ready.set()
 
     def _settle(self, state: State) -> None:
-        """The state is ready: note so, and do what the program asks for beyond it."""
+        """The state is ready: do what the program asks for beyond it."""
         parts = self._parts
         stored = state.published[-1].version if state.published else NO_VERSION
         for output in parts.program.plan.outputs:
             if isinstance(output.sink, Replaceable):
                 output.sink.resume(parts.program.query, stored)
-        parts.ledger.note_boot()
         if self._settled:
             return
         self._settled = True
