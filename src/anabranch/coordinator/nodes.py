@@ -144,7 +144,7 @@ class Agents:
                 )
         if host not in self._agents:
             raise DidNotHappen(
-                f"the agent of node {host} was not started: Spark ran the task for it on another node"
+                f"the agent of node {host} was not started: Spark ran its task on another node"
             )
 
     def ask(self, host: Host, request: Request[A], deadline: Deadline) -> A:
