@@ -108,6 +108,8 @@ class Stream:
         self._lock = threading.Lock()
         self._stopping = False
         self._query: StreamingQuery | None = None
+        self._once: StreamingQuery | None = None
+        """The one that runs a batch again, which users do not see."""
         self._again: tuple[Version, Rewind] | None = None
         self._untrusted = False
         self.has_run = False
@@ -220,8 +222,12 @@ class Stream:
     def _run_one(self) -> None:
         once = self._launch.start(self._take, once=True)
         with self._lock:
-            self._query = once
-        once.awaitTermination()
+            self._once = once
+        try:
+            once.awaitTermination()
+        finally:
+            with self._lock:
+                self._once = None
 
     def _start(self) -> None:
         with self._lock:
@@ -234,6 +240,6 @@ class Stream:
 
     def _end(self) -> None:
         with self._lock:
-            query = self._query
-        if query is not None:
+            queries = [query for query in (self._query, self._once) if query is not None]
+        for query in queries:
             self._launch.stop(query)
