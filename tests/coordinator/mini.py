@@ -1,4 +1,4 @@
-"""A query without Spark: its folder, loop, commits, checkpoints and tables are real, Spark is played.
+"""A query without Spark: folder, loop, commits, checkpoints and tables are real, Spark is played.
 
 One operator counts rows by key. The source has the numbers from 0 on; like Spark's file source it
 notes in a log of its own which of them it gave out, and a batch's offsets name an entry there.

@@ -50,7 +50,7 @@ def test_parquet_sweeps_what_a_dead_run_left(spark: SparkSession, tmp_path: Path
     dead = ParquetSink(str(tmp_path / "out"))
     dead.write(rows(spark, 0, 5), Delivery("q", Version(0), first=True))
     other = ParquetSink(str(tmp_path / "out"))
-    delivery = Delivery("q", Version(1), first=True)
+    delivery = Delivery("q", Version(1), first=True, epoch=1)
     other.write(rows(spark, 5, 9), delivery)
     other.commit(delivery)
     assert ids(tmp_path / "out") == [5, 6, 7, 8]

@@ -162,8 +162,7 @@ class Stream:
     def rewind(self, order: orders.Rewind) -> None:
         """Take Spark back to a version; the batches up to the target are run again."""
         self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
-        if self._query is not None:
-            self._end()
+        self._end()
         start, ledger = order.start, self._ledger
         begun = rewind.pending(ledger.store)
         if self._untrusted:
