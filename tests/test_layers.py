@@ -53,7 +53,6 @@ KNOWN = {
     ("anabranch.nodes.fence", "backup"): _STORES,
     ("anabranch.nodes.local", "backup"): _STORES,
     ("anabranch.nodes.remote", "backup"): _STORES,
-    ("anabranch.nodes.requests", "backup"): _STORES,
     ("anabranch.nodes.serving", "backup"): _STORES,
     ("anabranch.nodes.vault", "backup"): _STORES,
 }

@@ -143,7 +143,7 @@ def test_the_agent_of_an_idle_node_is_replaced_when_it_hangs(backup: AtPeers) ->
     idle = next(m for m in run.simulation.world.machines.values() if m.name not in busy)
     idle.hung = True
     run.until(lambda: not idle.hung, seconds=150)
-    assert run.simulation.told["node lost"] == 0
+    assert run.simulation.told["failure"] == 0
 
 
 def test_a_batch_on_an_executor_that_has_stopped_is_run_elsewhere() -> None:
@@ -152,5 +152,5 @@ def test_a_batch_on_an_executor_that_has_stopped_is_run_elsewhere() -> None:
     where = next(serving(run.simulation.driver.query.slices.values())).node
     run.simulation.world.machines[where].stopped = True
     run.commits(5)
-    assert run.simulation.told["recovered"] == 1
+    assert run.simulation.told["recovery"] == 1
     assert run.simulation.told["going back"] == 0

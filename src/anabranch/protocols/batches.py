@@ -129,13 +129,10 @@ def trim(turn: Turn) -> None:
     """Let go of what was sent and no slice needs any more."""
     query = turn.query
     trimmed: dict[str, Version] = {}
+    anchors = query.anchors()
     for name in query.operators:
-        usable = query.usable(name)
-        needed = [
-            query.inventory[name].newest(each.groups, usable)
-            for each in serving(query.slices.values(), name)
-        ]
-        oldest = min((NO_VERSION if at is None else at for at in needed), default=NO_VERSION)
+        mine = [anchors[each.id] for each in serving(query.slices.values(), name)]
+        oldest = min(mine, default=NO_VERSION)
         oldest = min([oldest, *move.needs(query, name)])
         upto = Version(max(oldest, query.committed - _MOST_KEPT))
         trimmed[name] = upto

@@ -474,11 +474,12 @@ def _tidy(turn: Turn) -> None:
 def _needed(query: Query) -> set[str]:
     """The names of parts that something still needs."""
     needed = {p.name for manifest in query.published for of in manifest.parts.values() for p in of}
+    anchors = query.anchors()
     for each in serving(query.slices.values()):
         usable, inventory = query.usable(each.operator), query.inventory[each.operator]
-        version = inventory.newest(each.groups, usable)
-        if version is not None:
-            needed |= {part.name for part in inventory.recipe(each.groups, version, usable)}
+        for version in {inventory.newest(each.groups, usable), anchors[each.id]}:
+            if version is not None and version != NO_VERSION:
+                needed |= {part.name for part in inventory.recipe(each.groups, version, usable)}
     for waiting in query.outstanding.values():
         match waiting.order:
             case Make(_, parts) | Advance(_, parts) | Merge(_, parts):

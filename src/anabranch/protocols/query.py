@@ -231,6 +231,24 @@ class Query:
         known = (self.inventory[part.operator].parts, *of)
         return any(part.name == each.name for parts in known for each in parts)
 
+    def anchors(self) -> dict[SliceId, Version]:
+        """For each serving slice the version from which it would be brought back.
+
+        What an operator sends may be lost with it, so it is not brought back from a later version
+        than those behind it.
+        """
+        anchors: dict[SliceId, Version] = {}
+        oldest: dict[str, Version] = {}
+        for name in reversed(list(self.operators)):
+            usable, mine = self.usable(name), list(serving(self.slices.values(), name))
+            behind = [oldest[n] for n in oldest if name in self.operators[n].before]
+            upto = min([self.committed, *behind])
+            for each in mine:
+                found = self.inventory[name].newest(each.groups, usable, upto)
+                anchors[each.id] = NO_VERSION if found is None else found
+            oldest[name] = min((anchors[each.id] for each in mine), default=self.committed)
+        return anchors
+
     def protected(self, each: Slice) -> Version | None:
         """The newest version of a slice that outlives its own node, if there is one."""
         safe = self.usable(each.operator, frozenset(self.nodes.keys() - {each.node}))
