@@ -1,4 +1,4 @@
-"""A query without Spark: its folder, loop, commits, checkpoints and tables are real, Spark is played.
+"""A query without Spark: folder, loop, commits, checkpoints and tables are real, Spark is played.
 
 One operator counts rows by key. The source has the numbers from 0 on; like Spark's file source it
 notes in a log of its own which of them it gave out, and a batch's offsets name an entry there.
@@ -386,7 +386,6 @@ class Mini:
     def _settle(self, query: Query) -> None:
         stored = query.published[-1].version if query.published else NO_VERSION
         self.sink.resume(QUERY, stored)
-        self.assembly.ledger.note_boot()
         self.assembly.ledger.sweep()
 
     def _stopped(self, reason: AnabranchError) -> None:
