@@ -164,7 +164,10 @@ def group(number: int) -> int:
     return GROUP_OF[number % KEYS]
 
 
-GROUP_OF = group_of(hash_keys([pa.array(range(KEYS), pa.int64())], KEYS), GROUPS).tolist()
+_HASHES = hash_keys([pa.array(range(KEYS), pa.int64())], KEYS)
+GROUP_OF: list[int] = group_of(_HASHES, GROUPS).tolist()
+    hash_keys([pa.array(range(KEYS), pa.int64())], KEYS), GROUPS
+).tolist()
 
 
 def counted(table: StateTable, numbers: list[int]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from anabranch.protocols import orders as o
-from anabranch.protocols.events import NodeCame, Scale, TakeCheckpoint
+from anabranch.protocols.events import Inspected, Scale, TakeCheckpoint
 from anabranch.protocols.model import Published, Role, Routed, Slice, SliceId
 from anabranch.state.groups import KeyGroups, Routing
 from anabranch.units import NO_VERSION, Version
@@ -183,22 +183,18 @@ def test_holders_of_a_newer_version_are_waited_for() -> None:
     play.hold(o.Prepare)
     play.come("z")
     (prepare,) = play.waiting(o.Prepare)
-    from anabranch.protocols.events import Inspected
-
     play.finish(prepare, Inspected({}, frozenset(p.name for p in play.query.inventory["op"].parts)))
     assert {make.version for make in play.given(o.Make)} == {Version(7)}
 
 
 def test_but_not_for_ever() -> None:
-    play = driver(hosts="")
-    play = Play.of(backup=AtPeers())
+    play = driver(hosts="", backup=AtPeers())
     play.hold(o.Prepare)
     old = version(play, 3, "a")
     for host in "ab":
-        play.happen(NodeCame(host))
+        play.tables[host] = {}
+        play.come(host)
     resumed(play, old, version(play, 7, "z"), committed=7)
-    from anabranch.protocols.events import Inspected
-
     names = frozenset(part.name for part in old.parts["op"])
     for prepare in play.waiting(o.Prepare):
         play.finish(prepare, Inspected({}, names if prepare.host == "a" else frozenset()))
