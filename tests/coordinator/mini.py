@@ -164,7 +164,10 @@ def group(number: int) -> int:
     return GROUP_OF[number % KEYS]
 
 
-GROUP_OF = group_of(hash_keys([pa.array(range(KEYS), pa.int64())], KEYS), GROUPS).tolist()
+_HASHES = hash_keys([pa.array(range(KEYS), pa.int64())], KEYS)
+GROUP_OF: list[int] = group_of(_HASHES, GROUPS).tolist()
+    hash_keys([pa.array(range(KEYS), pa.int64())], KEYS), GROUPS
+).tolist()
 
 
 def counted(table: StateTable, numbers: list[int]) -> list[tuple[int, int]]:
@@ -386,7 +389,6 @@ class Mini:
     def _settle(self, query: Query) -> None:
         stored = query.published[-1].version if query.published else NO_VERSION
         self.sink.resume(QUERY, stored)
-        self.assembly.ledger.note_boot()
         self.assembly.ledger.sweep()
 
     def _stopped(self, reason: AnabranchError) -> None:

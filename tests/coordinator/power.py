@@ -8,8 +8,9 @@ the old or the new one.
 import os
 import random
 import shutil
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ class PowerDisk:
         self._contents: dict[int, bytes] = {}
         self._names: dict[str, dict[str, int]] = {}
         self._held: dict[int, int] = {}
+        self._lock = threading.Lock()
         self.flushes = 0
 
     @contextmanager
@@ -36,11 +38,18 @@ class PowerDisk:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if not path.is_relative_to(self.root):
             return
-        self.flushes += 1
-        if path.is_dir():
-            self._names[str(path)] = {entry.name: self._hold(entry) for entry in path.iterdir()}
-        else:
-            self._contents[self._hold(path)] = path.read_bytes()
+        with self._lock:
+            self.flushes += 1
+            if path.is_dir():
+                self._names[str(path)] = dict(self._present(path))
+            else:
+                self._contents[self._hold(path)] = path.read_bytes()
+
+    def _present(self, folder: Path) -> Iterator[tuple[str, int]]:
+        """The names in a folder, and the files; another thread may just be removing one."""
+        for entry in folder.iterdir():
+            with suppress(FileNotFoundError):
+                yield entry.name, self._hold(entry)
 
     def _hold(self, path: Path) -> int:
         """Keep a file's number from being given to another file."""

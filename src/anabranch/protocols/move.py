@@ -512,13 +512,13 @@ def _finish(turn: Turn, moving: Move) -> None:
             _make(turn, moving)
         else:
             _capture_at_rest(turn, moving)
-    elif not query.policies.replays and not _changes_known(query, moving):
-        _again(turn, moving, "a batch came between, and there is no way to catch up with it")
     elif not _being_stored(query, moving) and not _advance(turn, moving):
         if _changes_known(query, moving):
             _capture_at_rest(turn, moving)
-        else:
+        elif query.policies.replays:
             _replay(turn, moving)
+        else:
+            _again(turn, moving, "a batch came between, and there is no way to catch up with it")
 
 
 def _advance(turn: Turn, moving: Move) -> bool:

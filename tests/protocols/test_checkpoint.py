@@ -1,0 +1,438 @@
+"""Checkpoints: what is captured when, and which versions exist."""
+
+import pytest
+
+from anabranch.checkpointing.policy import Never, Periodic
+from anabranch.protocols import orders as o
+from anabranch.protocols.events import Done, GiveUp, Scale, SliceReport
+from anabranch.protocols.model import OperatorPlan
+from anabranch.units import Version
+from protocols.played import EVERYTHING, AtPeers, Play, groups_of
+
+
+def test_nothing_is_captured_before_it_is_due() -> None:
+    play = Play.started()
+    assert [bool(order.captures) for order in play.batches(4)] == [False, False, False, True]
+    assert play.published == [3]
+
+
+def test_a_checkpoint_is_due_after_its_interval_too() -> None:
+    play = Play.started(checkpointing=Periodic("5 seconds"))
+    assert not play.batch().captures
+    play.wait(5)
+    assert play.batch().captures
+
+
+def test_the_first_capture_is_of_all_rows_and_later_ones_of_what_changed() -> None:
+    play = Play.started()
+    first, second = (order for order in play.batches(8) if order.captures)
+    assert {each.base for each in first.captures} == {None}
+    assert {each.base for each in second.captures} == {Version(3)}
+    assert all(each.clean for each in (*first.captures, *second.captures))
+    assert play.published == [3, 7]
+
+
+def test_all_rows_are_captured_each_time_if_the_policy_says_so() -> None:
+    play = Play.started(checkpointing=Periodic("1 hour", at_most=1, incremental=False))
+    taken = [order for order in play.batches(6) if order.captures]
+    assert len(taken) == 3
+    assert {each.base for order in taken for each in order.captures} == {None}
+
+
+def test_a_version_exists_once_all_of_its_parts_are_stored() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(4)
+    first, second = play.waiting(o.Store)
+    play.finish(first)
+    assert not play.given(o.Publish)
+    play.finish(second)
+    (publish,) = play.given(o.Publish)
+    assert publish.published.version == 3
+    names = {part.name for part in publish.published.parts["op"]}
+    assert names == {part.name for part in play.query.inventory["op"].parts}
+
+
+def test_the_manifest_of_a_change_names_what_it_is_based_on() -> None:
+    play = Play.started()
+    play.batches(8)
+    parts = play.last(o.Publish).published.parts["op"]
+    assert [(part.version, part.base) for part in parts] == [(3, None), (3, None), (7, 3), (7, 3)]
+
+
+def test_batches_go_on_while_a_checkpoint_is_stored() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(4)
+    later = play.batches(4)
+    assert not any(order.captures for order in later)  # one at a time
+    play.let_go(o.Store)
+    assert play.published == [3]
+    assert play.batch().captures
+
+
+def test_a_checkpoint_by_hand_is_taken_with_the_next_batch() -> None:
+    play = Play.started()
+    play.batch()
+    command = play.checkpoint()
+    assert play.batch().captures
+    assert play.ended[command] == o.End(command, None, Version(1))
+    assert play.published == [1]
+
+
+def test_a_checkpoint_by_hand_beside_a_periodic_one_is_one_of_its_own() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(4)
+    command = play.checkpoint()
+    play.wait(10)
+    assert command not in play.ended
+    play.let_go(o.Store)
+    play.wait(10)
+    play.batch()
+    assert play.ended[command].error is None
+    assert play.ended[command].result in (3, 4)
+    assert play.published[-1] == play.ended[command].result
+
+
+def test_without_a_batch_it_is_taken_at_rest_and_the_stream_waits_for_the_captures_alone() -> None:
+    play = Play.started()
+    play.batches(2)
+    play.hold(o.Capture, o.Store)
+    command = play.checkpoint()
+    assert not play.given(o.Capture)
+    play.wait(0.2)
+    captures = play.waiting(o.Capture)
+    assert groups_of([each.slice for each in captures]) == EVERYTHING
+    assert play.ask() is None
+    play.let_go(o.Capture)
+    play.commit(play.last(o.RunBatch))
+    assert command not in play.ended
+    play.let_go(o.Store)
+    assert play.ended[command].result == 1
+
+
+def test_what_is_captured_at_rest_leaves_the_tables_as_they_are() -> None:
+    play = Play.started()
+    play.batches(4)
+    play.checkpoint()
+    play.wait(0.2)
+    play.batch()
+    play.checkpoint()
+    play.wait(0.2)
+    wanted = [each.wanted for each in play.given(o.Capture)]
+    assert not any(each.clean for each in wanted)
+    assert {each.base for each in wanted} == {Version(3)}
+    assert play.published[-1] == 4
+
+
+def test_a_checkpoint_of_a_version_that_exists_captures_nothing() -> None:
+    play = Play.started()
+    play.batches(4)
+    command = play.checkpoint()
+    play.wait(0.2)
+    assert not play.given(o.Capture)
+    assert play.ended[command].result == 3
+
+
+def test_a_checkpoint_before_the_first_batch_is_of_no_version() -> None:
+    play = Play.started()
+    command = play.checkpoint()
+    assert play.ended[command] == o.End(command, None, Version(-1))
+
+
+def test_a_command_that_nobody_wants_any_more_ends() -> None:
+    play = Play.started()
+    play.batch()
+    command = play.checkpoint()
+    play.happen(GiveUp(command))
+    assert play.ended[command].error == "it was given up"
+
+
+def test_a_part_that_cannot_be_stored_fails_the_checkpoint_and_the_stream_goes_on() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(3)
+    command = play.checkpoint()
+    play.batch()
+    bad, good = play.waiting(o.Store)
+    play.fail(bad, "the disk is full")
+    play.finish(good)
+    assert not play.given(o.Publish)
+    assert play.ended[command].error == "the disk is full"
+    assert [each["reason"] for each in play.told("checkpoint failed")] == ["the disk is full"]
+    assert o.Drop(bad.captured.node, files=(bad.captured.file,)) in play.sent
+    play.batch()
+
+
+def test_after_a_part_was_not_stored_its_slice_is_captured_whole() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(4)
+    bad, good = play.waiting(o.Store)
+    play.fail(bad)
+    play.finish(good)
+    play.let_go(o.Store)
+    play.wait(60)
+    again = [each.wanted for each in play.given(o.Capture)]
+    assert [(each.slice, each.base) for each in again] == [(bad.captured.slice, None)]
+    assert play.published == [3]
+
+
+def test_a_capture_without_room_fails_the_checkpoint_and_not_the_batch() -> None:
+    play = Play.started()
+    play.batches(3)
+    order = play.ask()
+    assert order is not None
+    first, second = (each.id for each in order.slices)
+    no_room = {f"s{first.replace('-', '_')}": SliceReport(not_captured="no room in /dev/shm")}
+    play.commit(order, **no_room)
+    assert play.query.committed == 3
+    assert play.told("checkpoint failed")[0]["reason"] == "no room in /dev/shm"
+    assert play.published == []
+    play.wait(60)
+    play.batches(4)
+    assert play.published != []
+    again = next(o for o in reversed(play.given(o.RunBatch)) if o.captures)
+    assert {each.slice: each.base for each in again.captures} == {first: None, second: Version(3)}
+
+
+def test_a_manifest_that_may_have_been_written_is_withdrawn() -> None:
+    play = Play.started()
+    play.hold(o.Publish)
+    play.batches(4)
+    play.fail(play.last(o.Publish), "the answer was lost")
+    assert o.Withdraw((Version(3),), ()) in play.sent
+    assert play.published == []
+
+
+def test_an_order_that_is_not_answered_in_time_has_failed() -> None:
+    play = Play.started()
+    play.hold(o.Publish)
+    play.batches(4)
+    play.wait(61)
+    assert "not answered in time" in play.told("checkpoint failed")[0]["reason"]
+
+
+def test_after_many_failures_in_a_row_the_query_stops() -> None:
+    play = Play.started(tolerate=2)
+    play.hold(o.Store)
+    for number in range(3):
+        assert not play.given(o.Stop)
+        play.checkpoint()
+        play.wait(60)
+        while not play.waiting(o.Store):
+            play.batch()
+        for store in play.waiting(o.Store):
+            play.fail(store, f"failure {number}")
+    assert "3 checkpoints in a row failed: failure 2" in play.last(o.Stop).reason
+
+
+def test_a_success_in_between_counts_as_a_new_beginning() -> None:
+    play = Play.started(tolerate=1)
+    for _ in range(3):
+        play.hold(o.Store)
+        while not play.waiting(o.Store):
+            play.batch()
+            play.wait(60)
+        for store in play.waiting(o.Store):
+            play.fail(store)
+        before = play.published
+        play.let_go(o.Store)
+        while play.published == before:
+            play.wait(60)
+            play.batch()
+    assert len(play.told("checkpoint failed")) == 3
+    assert not play.given(o.Stop)
+
+
+def test_a_pause_after_a_failure() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(4)
+    for store in play.waiting(o.Store):
+        play.fail(store)
+    play.let_go(o.Store)
+    assert not any(order.captures for order in play.batches(6))
+    play.wait(1)
+    assert play.batch().captures
+
+
+# Merging
+
+
+def test_a_long_chain_is_merged_and_the_next_manifest_names_the_merged_part() -> None:
+    play = Play.started(checkpointing=Periodic("1 hour", at_most=1, retain=1), longest_chain=3)
+    play.hold(o.Merge)
+    while not play.waiting(o.Merge):
+        play.batch()
+    (merge,) = play.waiting(o.Merge)
+    assert len(merge.parts) == 4
+    assert merge.parts[0].base is None
+    before = play.query.published[-1]
+    merged = play.part(merge.version, None, merge.groups)
+    play.finish(merge, merged)
+    play.let_go(o.Merge)
+    play.batches(2)
+    parts = play.last(o.Publish).published.parts["op"]
+    mine = [part for part in parts if part.groups & merge.groups]
+    assert mine[0] == merged
+    assert len(mine) == 2
+    withdrawn = {part.name for each in play.given(o.Withdraw) for part in each.parts}
+    assert {part.name for part in merge.parts} <= withdrawn
+    assert before.version in {v for each in play.given(o.Withdraw) for v in each.versions}
+
+
+def test_checkpoints_go_on_while_a_chain_is_merged() -> None:
+    play = Play.started(checkpointing=Periodic("1 hour", at_most=1, retain=1), longest_chain=3)
+    play.hold(o.Merge)
+    while not play.waiting(o.Merge):
+        play.batch()
+    (merge,) = play.waiting(o.Merge)
+    before = play.published
+    play.batches(4)
+    assert play.published > before
+    assert play.waiting(o.Merge) == [merge]  # one at a time
+    used = {part.name for part in merge.parts}
+    withdrawn = {part.name for each in play.given(o.Withdraw) for part in each.parts}
+    assert not used & withdrawn
+
+
+def test_after_a_chain_that_cannot_be_merged_its_slice_is_captured_whole() -> None:
+    play = Play.started(checkpointing=Periodic("1 hour", at_most=1, retain=1), longest_chain=3)
+    play.hold(o.Merge)
+    while not play.waiting(o.Merge):
+        play.batch()
+    (merge,) = play.waiting(o.Merge)
+    play.fail(merge, "a part is damaged", damaged=merge.parts[1].name)
+    taken = next(order for order in play.batches(4) if order.captures)
+    assert {each.base for each in taken.captures if each.slice == merge.slice.id} == {None}
+    assert play.published[-1] >= taken.version
+    assert all(part.name != merge.parts[1].name for part in play.query.inventory["op"].parts)
+
+
+def test_only_so_many_versions_are_kept() -> None:
+    play = Play.started(checkpointing=Periodic("1 hour", at_most=1, retain=2, incremental=False))
+    play.batches(8)
+    assert play.published == [5, 7]
+    withdraws = play.given(o.Withdraw)
+    assert [each.versions for each in withdraws] == [(Version(1),), (Version(3),)]
+    assert [{part.version for part in each.parts} for each in withdraws] == [{1}, {3}]
+
+
+# What is protected
+
+
+def test_without_a_policy_nothing_is_captured() -> None:
+    play = Play.started(checkpointing=Never())
+    assert not any(order.captures for order in play.batches(60))
+    assert not play.given(o.Store)
+
+
+def test_what_an_idle_node_held_is_stored_again() -> None:
+    play = Play.started(hosts="abc", backup=AtPeers())
+    play.batches(4)
+    assert {host for p in play.query.inventory["op"].parts for host in p.holders} == {"a", "b"}
+    held = [s for s in play.slices if s.node == "b"]
+    play.lose("a")
+    again = play.batch()
+    assert {each.slice for each in again.captures} >= {s.id for s in held}
+    for each in play.slices:
+        assert play.query.protected(each) is not None
+
+
+def test_a_slice_is_stored_again_when_only_its_holder_is_lost() -> None:
+    play = Play.started(hosts="abc", instances=1, backup=AtPeers())
+    play.batches(4)
+    (each,) = play.slices
+    (holder,) = {host for part in play.query.inventory["op"].parts for host in part.holders}
+    assert holder != each.node
+    play.lose(holder)
+    assert play.query.protected(each) is None
+    assert not play.given(o.Replay)
+    order = play.batch()
+    assert {c.slice: c.base for c in order.captures} == {each.id: None}
+    assert play.query.protected(each) == 4
+
+
+def test_a_version_with_a_lost_part_is_not_counted_on() -> None:
+    play = Play.started(hosts="abc", instances=1, backup=AtPeers())
+    play.batches(4)
+    (holder,) = {host for part in play.query.inventory["op"].parts for host in part.holders}
+    play.hold(o.Store)
+    play.batches(3)
+    play.lose(holder)
+    play.let_go(o.Store)
+    for each in play.query.published:
+        if each.version > 3:
+            assert all(AtPeers().available(p, play.query.nodes) for p in each.parts["op"])
+
+
+def test_operators_have_checkpoints_of_their_own() -> None:
+    play = Play.started(OperatorPlan("up", 8), OperatorPlan("down", 8, before=("up",)))
+    orders = play.batches(4)
+    assert {play.query.slices[c.slice].operator for c in orders[3].captures} == {"up", "down"}
+    assert set(play.last(o.Publish).published.parts) == {"up", "down"}
+
+
+# Offsets
+
+
+def test_the_stream_is_held_before_offsets_run_out_until_a_version_is_published() -> None:
+    play = Play.started(checkpointing=Periodic("1 hour", at_most=1000), retained_offsets=8)
+    play.hold(o.Store)
+    while (order := play.ask()) is not None:
+        play.commit(order)
+    assert play.query.committed == 7
+    assert play.told("stream held") == [{"published": -1, "committed": 7}]
+    play.let_go(o.Store)
+    assert play.published != []
+    assert len(play.told("stream goes on")) == 1
+    play.commit(play.last(o.RunBatch))
+    assert play.query.committed == 8
+
+
+def test_or_the_query_stops_if_it_is_not_to_be_held() -> None:
+    play = Play.started(
+        checkpointing=Periodic("1 hour", at_most=1000), retained_offsets=8, hold=False
+    )
+    play.hold(o.Store)
+    while (order := play.ask()) is not None:
+        play.commit(order)
+    assert not play.given(o.Stop)
+    for store in play.waiting(o.Store):
+        play.fail(store, "the store is full")
+    assert "log of offsets will not reach back" in play.last(o.Stop).reason
+
+
+# Answers that nobody waits for
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_part_that_nobody_waits_for_is_removed(twice: bool) -> None:
+    play = Play.started(hosts="abc")
+    play.hold(o.Store)
+    play.batches(4)
+    store = play.waiting(o.Store)[0]
+    number = play._number(store)
+    late = play.part(3, None, store.captured.groups)
+    if twice:
+        play.happen(Done(number, late))
+        play.happen(Done(number, late))
+        assert o.Withdraw((), (late,)) not in play.sent  # it is known
+    else:
+        play.lose(store.captured.node)
+        play.happen(Done(number, late))
+        assert o.Withdraw((), (late,)) in play.sent
+
+
+def test_a_move_leaves_other_checkpoints_incremental() -> None:
+    play = Play.started(hosts="abcd")
+    play.batches(4)
+    stays = {each.id for each in play.slices}
+    play.command(Scale, "op", 4)
+    play.batches(8)
+    assert play.query.routed["op"].routing.instances == 4
+    taken = next(order for order in reversed(play.given(o.RunBatch)) if order.captures)
+    assert stays < {each.slice for each in taken.captures}
+    assert None not in {each.base for each in taken.captures}
