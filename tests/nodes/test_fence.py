@@ -186,10 +186,10 @@ def test_a_fenced_upload_is_refused_before_its_bytes_come(
         raw.send(b"xyz")
         answer = raw.answer()
         assert answer is not None
-        assert answer[1]["error"] == "Fenced"
+        assert answer[1]["error"] == "Deposed"
         answer = raw.ask(Asking(secret).sign(declared(b"xyz", epoch=4), str(address)))
         assert answer is not None
-        assert answer[1]["error"] == "Fenced"
+        assert answer[1]["error"] == "Deposed"
         assert new.get("a").to_pybytes() == b"kept"
         assert new.ping().used == 4
         assert list((tmp_path / "backups" / ".partial").iterdir()) == []

@@ -20,7 +20,6 @@ from anabranch.errors import (
     Fenced,
     Refused,
     SchemaChanged,
-    StateError,
     StateMissing,
 )
 from anabranch.nodes import Deadline, Node, RemoteNode, Secret, Signer
@@ -28,7 +27,6 @@ from anabranch.nodes.captures import CAPTURES
 from anabranch.nodes.local import TABLES, LocalNode
 from anabranch.nodes.requests import (
     VERBS,
-    Absorb,
     Address,
     Advance,
     Capture,
@@ -359,37 +357,6 @@ def test_tables_of_slices_are_looked_into_by_their_operator(case: Case) -> None:
     assert set(case.versions()) == {two, other, FIRST}
 
 
-def test_a_table_takes_in_another_one_at_its_node(case: Case) -> None:
-    into, other = slice_table("op", "3-17"), slice_table("op", "4-1")
-    case.make(FIRST, -1)
-    full = case.checkpoint(FIRST, 0, FEW, None)
-    case.make(into, 0, full, groups=HALF)
-    case.make(other, 0, full, groups=ALL - HALF)
-    case.batch(into, 1, of_groups(MORE, HALF))
-    case.batch(other, 1, of_groups(MORE, ALL - HALF))
-    request = Absorb(
-        epoch=case.epoch, table=into, layout=LAYOUT, other=other, groups=ALL - HALF,
-        version=Version(1), fence=7,
-    )  # fmt: skip
-    with pytest.raises(StateMissing, match="op/3-17 is at version 1, not 2"):
-        case.ask(replace(request, version=Version(2)))
-    for _ in range(2):
-        case.ask(request)
-        assert case.versions(into, other)[into] == (1,)
-        assert other not in case.versions()
-        assert case.rows(into) == FEW | MORE
-    changes = case.store(case.ask(capture(case.epoch, into, 1, 0, fence=8)))
-    case.make(THIRD, 1, full, changes)
-    assert case.rows(THIRD) == FEW | MORE
-    with pytest.raises(Fenced):
-        case.ask(replace(request, other=THIRD, fence=6))
-    with pytest.raises(StateError, match=r"knows what changed since 0; .* what changed since 1"):
-        case.ask(replace(request, other=THIRD, fence=8))
-    with pytest.raises(StateMissing):
-        case.ask(replace(request, other=slice_table("op", "9-9"), fence=8))
-    assert case.rows(into) == FEW | MORE
-
-
 def test_a_table_that_somebody_holds_cannot_be_used(case: Case) -> None:
     for table in (FIRST, SECOND):
         case.make(table, -1)
@@ -476,7 +443,6 @@ def changes_of(case: Case, file: CaptureFile, part: Part) -> list[Change[Any]]:
         Make(**backed, **table, version=Version(-1)),
         Advance(**backed, **table, since=Version(0), upto=Version(1), parts=(part,), fence=1),
         capture(case.epoch, FIRST, 0),
-        Absorb(epoch=case.epoch, other=THIRD, **table, version=Version(0), fence=1),
         Rename(epoch=case.epoch, table=FIRST, to=THIRD),
         Drop(epoch=case.epoch, tables=(FIRST,), captures=(file,)),
         Store(**backed, file=file, under=case.under),

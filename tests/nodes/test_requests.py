@@ -65,7 +65,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
                 "fence": 0},
     "capture": {**TABLE, "operator": "counter", "instance": 0, "groups": "0-7", "version": 3,
                 "base": None, "fence": 0},
-    "absorb": {**TABLE, "other": "counter/3-17", "groups": "0-7", "version": 3, "fence": 0},
     "inspect": {"layouts": {"counter@0/0": WRITTEN}, "operators": {"counter": WRITTEN}},
     "rename": {"epoch": 1, "table": "counter@0/0", "to": "counter@1/0"},
     "drop": {"epoch": 1, "tables": ["counter@0/0"], "captures": ["captures/a.arrow"]},
@@ -122,7 +121,6 @@ NO_PEERS = [None, 1, [], {"a": None}, {"a": 1}, {"a": "x"}, {"a": "x:1/y"}, {"a"
             {"a": "file:///etc/passwd"}]  # fmt: skip
 WRONG: dict[str, list[Any]] = {
     "epoch": [-1, *NO_NUMBERS], "peers": NO_PEERS, "table": NO_TABLES, "to": NO_TABLES,
-    "other": ["counter@0/0", *NO_TABLES],
     "layout": NO_LAYOUTS, "version": NO_NUMBERS, "since": [6, *NO_NUMBERS],
     "upto": [2, *NO_NUMBERS], "fence": [-1, *NO_NUMBERS],
     "parts": [*NO_LISTS, *([PART, bad] for bad in NO_PARTS)], "schema": NO_SCHEMAS,

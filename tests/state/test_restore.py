@@ -6,10 +6,8 @@ import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +22,7 @@ from anabranch.state.checkpoint import read, write
 from anabranch.state.groups import KeyGroups, assign
 from anabranch.state.keys import KeyLayout
 from anabranch.state.partition import merge, partition
-from anabranch.state.restore import absorb, advance, restore
+from anabranch.state.restore import advance, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
@@ -251,67 +249,6 @@ def test_changes_bring_a_restored_table_to_the_present(
             table.close()
         assert together == run.model
         run.table.close()
-
-
-@settings(max_examples=60)
-@given(CHANGES, st.lists(CHANGES, max_size=3), st.sets(st.integers(0, GROUPS - 1)), st.booleans())
-def test_a_table_takes_in_the_rows_of_another(
-    first: dict[Key, int | None],
-    steps: list[dict[Key, int | None]],
-    of_other: set[int],
-    fails: bool,
-) -> None:
-    """Its state is that of both then, and so are the changes since the checkpoint of both."""
-    other_groups = KeyGroups.of(of_other)
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        runs = [Run(Path(folder) / name) for name in ("into", "other")]
-        both: list[dict[Key, Value]] = []
-        for run, groups in zip(runs, (ALL - other_groups, other_groups), strict=True):
-            for number, changes in enumerate([first, *steps]):
-                in_groups = {
-                    key: seed
-                    for key, seed in changes.items()
-                    if int(keys_of([key]).groups[0]) in groups
-                }
-                run.step(in_groups, None, captured=number == 0)
-            both.append(run.model)
-        fulls = [Run(Path(folder) / f"full {name}") for name in ("into", "other")]
-        base = []
-        for full, groups in zip(fulls, (ALL - other_groups, other_groups), strict=True):
-            taken = full.step(
-                {k: s for k, s in first.items() if int(keys_of([k]).groups[0]) in groups}, None
-            )
-            assert taken is not None
-            base.append(replace(taken, groups=groups))
-            full.table.close()
-        into, other = (run.table for run in runs)
-        version = into.version
-        with into.lock(0):
-            if fails:
-                with (
-                    mock.patch.object(StateTable, "note_absorbed", side_effect=OSError("no more")),
-                    pytest.raises(OSError, match="no more"),
-                ):
-                    absorb(into, other, other_groups, 5, 3)
-                assert (into.version, into.unfinished, into.absorbed) == (version, None, None)
-                assert content(into) == both[0]
-            absorb(into, other, other_groups, 5, 3)
-        into.validate()
-        assert (into.version, into.previous, into.absorbed) == (version, None, 5)
-        assert content(into) == both[0] | both[1]
-        assert content(other) == both[1]
-        if version > 0:
-            changes_now = capture(into, "counter", 0, groups=ALL, base=Version(0))
-            restore(Path(folder) / "again", LAYOUT, [*(b for b in base if b.groups), changes_now])
-            again = reopened(Path(folder) / "again")
-            assert content(again) == both[0] | both[1]
-            again.close()
-        if both[1]:
-            with into.lock(0), pytest.raises(StateError, match="there still are rows of groups"):
-                absorb(into, other, other_groups, 6, 3)
-            assert content(into) == both[0] | both[1]
-        into.close()
-        other.close()
 
 
 def test_only_changes_since_its_version_bring_a_table_further(folder: Path) -> None:

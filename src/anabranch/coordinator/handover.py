@@ -47,6 +47,8 @@ class HandOver(ABC):
         self._commit = NOTHING
         self._ticket: _Ticket | None = None
         self._ended: BaseException | None = None
+        self.fence = 0
+        """That of the newest batch which may run."""
         self._lock = threading.Lock()
         self._runs: int | None = None
         self._cancelled = False
@@ -112,6 +114,7 @@ class HandOver(ABC):
     def run(self, order: RunBatch) -> None:
         """The batch that Spark waits for may run."""
         self._cancelled = False
+        self.fence = order.fence
         with self._lock:
             ticket = self._ticket
         if ticket is not None and ticket.version == order.version:

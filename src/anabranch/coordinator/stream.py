@@ -19,7 +19,7 @@ from anabranch.coordinator.handover import HandOver, TakenBack
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.rewind import Rewind
-from anabranch.errors import AnabranchError, QueryFailed
+from anabranch.errors import AnabranchError, DidNotHappen, QueryFailed
 from anabranch.protocols import orders
 from anabranch.protocols.query import Query
 from anabranch.spark import quiet
@@ -160,7 +160,12 @@ class Stream:
         self._end()
 
     def rewind(self, order: orders.Rewind) -> None:
-        """Take Spark back to a version; the batches up to the target are run again."""
+        """Take Spark back to a version; the batches up to the target are run again.
+
+        DidNotHappen if a batch was let run after this was ordered: it must not be undone.
+        """
+        if order.fence < self._batches.fence:
+            raise DidNotHappen(f"going back to version {order.start} was given up")
         self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
         self._end()
         start, ledger = order.start, self._ledger

@@ -6,12 +6,11 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
-import xxhash
 
 from anabranch.backup.files import Files
 from anabranch.backup.manifests import OperatorManifest
@@ -23,7 +22,6 @@ from anabranch.nodes.captures import own_capture, write_capture
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import (
-    Absorb,
     Advance,
     Backed,
     Capture,
@@ -45,7 +43,7 @@ from anabranch.state import capture as rows_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.checkpoint import read
 from anabranch.state.part import Part
-from anabranch.state.restore import absorb, advance, check, half_made, name_of, restore
+from anabranch.state.restore import advance, check, half_made, name_of, restore
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import Version
 
@@ -82,7 +80,6 @@ class LocalNode:
             Make: self._make,
             Advance: self._advance,
             Capture: self._capture,
-            Absorb: self._absorb,
             Inspect: self._inspect,
             Rename: self._rename,
             Drop: self._drop,
@@ -162,21 +159,6 @@ class LocalNode:
             )
         return CaptureFile(str(write_capture(taken, self._root, f"{uuid.uuid4().hex}.arrow")))
 
-    def _absorb(self, request: Absorb, deadline: Deadline) -> None:
-        table, other, layout = request.table, request.other, request.layout
-        number = xxhash.xxh3_64_intdigest(other.encode()) >> 1
-        self.path(other)
-        with self._alone(deadline, table, other), ExitStack() as opened:
-            into = opened.enter_context(self._opened(table, layout, deadline))
-            _bring_to(into, table, request.version, request.fence)
-            # The rows are in both tables, or in this one alone, as soon as it says so.
-            if into.absorbed != number:
-                source = opened.enter_context(self._opened(other, layout, deadline))
-                _bring_to(source, other, request.version, request.fence)
-                deadline.check(f"absorb {other}")
-                absorb(into, source, request.groups, number, request.fence)
-            self._remove(other)
-
     def _inspect(
         self, request: Inspect, deadline: Deadline
     ) -> dict[TableName, tuple[Version, ...]]:
@@ -194,23 +176,18 @@ class LocalNode:
                 before.rename(after)
 
     def _drop(self, request: Drop, deadline: Deadline) -> None:
-        for table in request.tables:
-            self.path(table)
+        paths = [self.path(table) for table in request.tables]
         files = [own_capture(self._root, file) for file in request.captures]
         with self._alone(deadline, *request.tables):
-            for table in request.tables:
-                self._remove(table)
+            for path in paths:
+                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(half_made(path), ignore_errors=True)
+                # The folder of an operator's slices stays: another one may just be made in it.
+                routed = "@" in path.parent.name
+                if routed and path.parent.is_dir() and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
         for file in files:
             file.unlink(missing_ok=True)
-
-    def _remove(self, table: TableName) -> None:
-        path = self.path(table)
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(half_made(path), ignore_errors=True)
-        # The folder of an operator's slices stays: another one may just be made in it.
-        routed = "@" in path.parent.name
-        if routed and path.parent.is_dir() and not any(path.parent.iterdir()):
-            path.parent.rmdir()
 
     def _fetch(self, request: Fetch, deadline: Deadline) -> pa.Buffer:
         return _mapped(own_capture(self._root, request.file))

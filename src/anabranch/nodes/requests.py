@@ -157,31 +157,6 @@ class Capture(Change[CaptureFile]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absorb(Change[None]):
-    """Enter the rows of another table of the node into a table, and remove that one.
-
-    Both must be at the version, or be rolled back to it, and know what changed since the same
-    checkpoint; StateMissing or StateError otherwise. Only ``groups`` of the other table are
-    entered, and the table must have no rows of these. Fenced if a batch of a later fence has begun.
-    Nothing happens if that is done already. The cost grows with the other table. Should the driver
-    end before it has noted that the table has these groups now, they are rows of no group of it:
-    note before that it may have to shed them.
-    """
-
-    table: TableName
-    layout: TableLayout
-    other: TableName
-    groups: KeyGroups
-    version: Version
-    fence: int
-
-    def __post_init__(self) -> None:
-        _check_groups(self.groups, self.layout.key.key_groups)
-        if self.other == self.table:
-            raise ValueError(f"'other' is the table {self.table} itself")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Inspect(Request[Mapping[TableName, tuple[Version, ...]]]):
     """Which tables there are, and at which versions each can be used.
 

@@ -85,8 +85,6 @@ class Counters:
     """A number for the set of groups that are being shed; NONE if there are none."""
     unshed: int = 0
     """Rows before this one are still to be looked at for rows of these groups."""
-    absorbed: int = NONE
-    """A number for the last table whose rows were entered into this one; NONE if there is none."""
     mixed: int = 0
     """Whether rows of groups were shed since the last checkpoint, or still are to be."""
     shed: int = 0

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.errors import CheckpointError, SchemaChanged, StateError
-from anabranch.state import capture as rows_of
 from anabranch.state.capture import Capture, CheckpointSchema, to_values
 from anabranch.state.chains import Chain, follow, leading_to
 from anabranch.state.groups import KeyGroups
@@ -103,45 +102,6 @@ def advance(
         _load(table, kept, table.rows)
     table.mark_clean()
     table.finish()
-
-
-def absorb(
-    table: StateTable, other: StateTable, groups: KeyGroups, number: int, fence: int
-) -> None:
-    """Enter another table's rows of some groups into a table; both are at the same version.
-
-    The caller holds the locks of both, and ``number`` stands for the other one. All of it happens
-    or nothing, and the table stays at its version, from which it cannot be rolled back any more.
-    The rows count as changed, and deleted ones as deleted, since the last checkpoint, which must be
-    of the same version for both; :class:`~anabranch.errors.StateError` otherwise, and if there
-    still are rows of these groups in the table.
-    """
-    if table.version != other.version or table.clean_since != other.clean_since:
-        raise StateError(
-            f"the state table in {table.folder} is at version {table.version} and knows what "
-            f"changed since {table.clean_since}; the one in {other.folder}, whose rows it was to "
-            f"take in, is at {other.version} and knows what changed since {other.clean_since}"
-        )
-    version = table.version
-    everything = rows_of.capture(other, "absorbed", 0, groups=groups, base=None)
-    changed = rows_of.capture(other, "absorbed", 0, groups=groups, base=other.clean_since)
-    gone = replace(changed, rows=changed.rows.filter(pa.array(changed.deleted())))
-    table.begin(version, fence, since=version)
-    try:
-        before = table.count
-        for keys in key_batches(gone, table.layout.key):
-            # A row must be there to be a deleted one.
-            table.delete(table.rows(keys))
-        _load(table, everything, table.rows)
-        if table.count != before + everything.rows.num_rows:
-            raise StateError(f"there still are rows of groups {groups} in {table.folder}")
-        table.note_absorbed(number)
-        table.finish()
-    except BaseException:
-        table.rollback()
-        raise
-    # The version before is the same one without these rows.
-    table.forget_previous()
 
 
 def _check_columns(layout: TableLayout, captures: Sequence[Capture]) -> None:

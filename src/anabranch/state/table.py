@@ -384,15 +384,6 @@ class StateTable:
             raise ValueError(f"most={most}: at least one row must be shed at a time")
         return self._writing().shed(groups, most)
 
-    @property
-    def absorbed(self) -> int | None:
-        """The number that :meth:`note_absorbed` was given last."""
-        return _optional(self._counters().absorbed)
-
-    def note_absorbed(self, number: int) -> None:
-        """Remember whose rows were entered here, as of this version; undone with it."""
-        self._writing().counters.absorbed = number
-
     def validate(self) -> None:
         """Check that everything in the table agrees; AssertionError if not. Looks at every row."""
         validate(self._storage, self._counters())
