@@ -166,8 +166,6 @@ def group(number: int) -> int:
 
 _HASHES = hash_keys([pa.array(range(KEYS), pa.int64())], KEYS)
 GROUP_OF: list[int] = group_of(_HASHES, GROUPS).tolist()
-    hash_keys([pa.array(range(KEYS), pa.int64())], KEYS), GROUPS
-).tolist()
 
 
 def counted(table: StateTable, numbers: list[int]) -> list[tuple[int, int]]:
