@@ -292,7 +292,7 @@ class Stop(Change[None]):
 def check_table(value: object) -> TableName:
     """The name of a table; ValueError if it is none."""
     if not isinstance(value, str) or not _TABLE.fullmatch(value):
-        raise ValueError(f"{value!r:.100} is no name of a table, which is operator/slice")
+        raise ValueError(f"{value!r:.100} is no name of a table, which is operator@epoch/instance")
     return TableName(value)
 
 
