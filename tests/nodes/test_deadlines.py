@@ -172,7 +172,7 @@ def test_a_table_that_is_being_changed_is_waited_for_until_the_deadline(tmp_path
         epoch=EPOCH, table=TABLE, layout=LAYOUT, version=Version(0), groups=KeyGroups.all(8)
     )
     with node._alone(Deadline(60), TABLE):
-        with taking(0.3), pytest.raises(StateLocked, match="being changed already"):
+        with taking(0.3), pytest.raises(StateLocked, match="being changed by another request"):
             node.ask(request, Deadline(0.3))
         others = TableName("op@0/1")
         assert node.ask(Make(**{**vars(request), "table": others}), Deadline(60)) == 0

@@ -268,7 +268,9 @@ class LocalNode:
         wanted, patience = set(tables), min(_LOCK_SECONDS, deadline.left())
         with self._free:
             if not self._free.wait_for(lambda: not self._busy & wanted, patience):
-                raise StateLocked(f"{sorted(self._busy & wanted)} are being changed already")
+                raise StateLocked(
+                    f"tables {sorted(self._busy & wanted)} are being changed by another request"
+                )
             self._busy |= wanted
         try:
             yield

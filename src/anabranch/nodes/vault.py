@@ -163,7 +163,9 @@ class Vault:
             except CheckpointNotFound:
                 self._used -= self._sizes.pop(name, 0)
             except DidNotHappen as error:
-                raise MayHaveHappened(f"{name} was changed, or not: {error}") from error
+                raise MayHaveHappened(
+                    f"whether {name} was changed is not known: {error}"
+                ) from error
             else:
                 self._used += size - self._sizes.get(name, 0)
                 self._sizes[name] = size
