@@ -17,6 +17,7 @@ from anabranch.errors import AnabranchError as AnabranchError
 from anabranch.errors import CheckpointCorrupt as CheckpointCorrupt
 from anabranch.errors import CheckpointError as CheckpointError
 from anabranch.errors import CheckpointNotFound as CheckpointNotFound
+from anabranch.errors import Deposed as Deposed
 from anabranch.errors import DidNotHappen as DidNotHappen
 from anabranch.errors import Fenced as Fenced
 from anabranch.errors import MayHaveHappened as MayHaveHappened

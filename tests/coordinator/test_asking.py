@@ -87,9 +87,10 @@ def place(tmp_path: Path) -> Place:
 def test_a_slice_is_made_empty_and_seen(place: Place) -> None:
     each = a_slice(2)
     place.asking.make(o.Make(each, (), NO_VERSION))
-    assert place.asking.inspect(HERE).tables == {SliceId("1-2"): frozenset([NO_VERSION])}
+    assert place.asking.inspect(HERE, [each]).tables == {each.id: frozenset([NO_VERSION])}
     place.batch(each, 0)
-    assert place.asking.inspect(HERE).tables == {SliceId("1-2"): frozenset([0, NO_VERSION])}
+    assert place.asking.inspect(HERE, [each]).tables == {each.id: frozenset([0, NO_VERSION])}
+    assert place.asking.inspect(HERE).tables == {each.id: frozenset()}, "it is not looked into"
 
 
 def test_what_is_captured_and_stored_makes_another_slice(place: Place) -> None:

@@ -428,8 +428,11 @@ class Driver:
                 return world.merge(order)
             case o.Replay():
                 self.buffers.replay(order)
-            case o.Inspect(host):
-                return self.inspect(host)
+            case o.Inspect(host, slices):
+                wanted = {each.id for each in slices}
+                found = self.inspect(host)
+                tables = {i: v if i in wanted else frozenset() for i, v in found.tables.items()}
+                return Inspected(tables, found.parts)
             case o.Publish(published):
                 self.check_epoch()
                 world.durable.manifests[published.version] = published

@@ -153,10 +153,10 @@ class Asking:
         self.nodes.ask(host, requests.Drop(epoch=self.epoch), Deadline(_SHORT))
         return self.inspect(host)
 
-    def inspect(self, host: Host) -> Inspected:
-        """What a node has."""
-        operators = {OperatorName(name): layout for name, layout in self.layouts.items()}
-        request = requests.Inspect(operators=operators)
+    def inspect(self, host: Host, slices: Sequence[Slice] = ()) -> Inspected:
+        """What a node has, and the versions of some slices."""
+        layouts = {table_of(each): self.layouts[each.operator] for each in slices}
+        request = requests.Inspect(layouts=layouts)
         tables = self.nodes.ask(host, request, Deadline(_SHORT))
         self._tables.update({slice_of(table): table for table in tables})
         found = {slice_of(table): frozenset(versions) for table, versions in tables.items()}
@@ -233,7 +233,11 @@ class Shell:
         self._replays = replays
         self._stream = stream
         self._stopped = stopped
+        self._deposed: Deposed | None = None
+        """That another driver has taken the query over, once it is known."""
         self._at_nodes = ThreadPoolExecutor(_AT_NODES, "anabranch-node")
+        # Whether a node answers must not be asked behind what takes long.
+        self._probing = ThreadPoolExecutor(_AT_NODES, "anabranch-probe")
         self._writing = ThreadPoolExecutor(1, "anabranch-ledger")
         self._spark = ThreadPoolExecutor(1, "anabranch-replay")
 
@@ -256,9 +260,9 @@ class Shell:
             case orders.Merge():
                 self._answered(self._at_nodes, number, order, lambda: ask.merge(order))
             case orders.Prepare(host):
-                self._answered(self._at_nodes, number, order, lambda: ask.prepare(host))
-            case orders.Inspect(host):
-                self._answered(self._at_nodes, number, order, lambda: ask.inspect(host))
+                self._answered(self._probing, number, order, lambda: ask.prepare(host))
+            case orders.Inspect(host, slices):
+                self._answered(self._probing, number, order, lambda: ask.inspect(host, slices))
             case orders.Replay():
                 routed = self._loop.query.routed
                 self._answered(self._spark, number, order, lambda: self._replay(order, routed))
@@ -286,14 +290,14 @@ class Shell:
 
     def stop(self, reason: str, *, state_lost: bool) -> None:
         """See :meth:`~anabranch.coordinator.loop.Hands.stop`."""
-        failure = self._batches.failure
-        if failure is None or str(failure) not in reason:
+        failure = self._deposed or self._batches.failure
+        if failure is None or (self._deposed is None and str(failure) not in reason):
             failure = StateMissing(reason) if state_lost else QueryFailed(reason)
         self._stopped(failure)
 
     def close(self) -> None:
         """Wait for what is under way, and take no more orders."""
-        for pool in (self._spark, self._at_nodes, self._writing):
+        for pool in (self._spark, self._probing, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
 
     def _noted(self, kind: str, details: Mapping[str, Any]) -> Event:
@@ -318,6 +322,8 @@ class Shell:
             try:
                 answer = work()
             except Exception as error:
+                if isinstance(error, Deposed):
+                    self._deposed = error
                 _log.info("%s failed: %s", type(order).__name__, error)
                 self._loop.tell(failure(number, order, error))
             else:

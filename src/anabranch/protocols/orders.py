@@ -177,9 +177,13 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """See what a node has; answered by Inspected."""
+    """See what a node has; answered by Inspected.
+
+    Versions are told of these slices alone: to look into a table takes as long as a batch has it.
+    """
 
     host: Host
+    slices: tuple[Slice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,9 +114,10 @@ def node_lost(turn: Turn, host: Host) -> None:
 
 def _inspect(turn: Turn) -> None:
     query = turn.query
-    suspected = {query.slices[i].node for i in query.suspects}
-    for host in sorted(suspected & query.ready):
-        turn.order(Inspect(host), Owner.RECOVERY)
+    suspected = [query.slices[i] for i in sorted(query.suspects)]
+    for host in sorted({each.node for each in suspected} & query.ready):
+        here = tuple(each for each in suspected if each.node == host)
+        turn.order(Inspect(host, here), Owner.RECOVERY)
 
 
 def _again(turn: Turn, reason: str, replays: int = 0) -> None:

@@ -191,7 +191,8 @@ def _look_for_tables(turn: Turn) -> None:
         return
     turn.change(restart=replace(restart, phase=Phase.INSPECT))
     for host in sorted(had & query.ready):
-        turn.order(Inspect(host), Owner.RESTART)
+        here = tuple(each for each in query.slices.values() if each.node == host)
+        turn.order(Inspect(host, here), Owner.RESTART)
 
 
 def _use_tables(turn: Turn) -> None:
