@@ -57,6 +57,22 @@ def test_parquet_sweeps_what_a_dead_run_left(spark: SparkSession, tmp_path: Path
     assert not list((tmp_path / "out").glob("_anabranch*"))
 
 
+def test_parquet_takes_nothing_from_a_driver_that_was_paused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It wakes up between writing a batch and giving the files their names: too late."""
+    out = str(tmp_path / "out")
+    paused, newer = ParquetSink(out), ParquetSink(out)
+    late = Delivery("q", Version(0), first=True, epoch=1)
+    paused.write(rows(spark, 0, 6).repartition(3), late)
+    delivery = Delivery("q", Version(0), first=True, epoch=2)
+    newer.write(rows(spark, 0, 6).repartition(2), delivery)
+    newer.commit(delivery)
+    with pytest.raises(FileNotFoundError):
+        paused.commit(late)
+    assert sorted(ids(tmp_path / "out")) == list(range(6))
+
+
 def test_delta_knows_what_it_has(spark: SparkSession, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     uri = str(tmp_path / "delta")
