@@ -33,6 +33,7 @@ from anabranch.state.table import StateTable
 from anabranch.state.view import State
 from anabranch.units import Version
 from anabranch.worker import slices
+from anabranch.worker.open_tables import OpenTables
 from anabranch.worker.slices import CaptureOrder, Division, SliceOrder
 from anabranch.worker.task import OperatorTask
 
@@ -154,6 +155,13 @@ def test_pieces_are_no_larger_than_is_worth_while(four: Running) -> None:
     ):
         out_of(four, replace(four.task(1, 2), operator=Whole()), [many[:10], many[10:]])
     assert len(sizes) == 4
+
+
+def test_no_table_is_closed_for_another_of_the_instance(four: Running) -> None:
+    with mock.patch.object(slices, "_open", OpenTables(tables=2)):
+        out_of(four, four.task(0, 1), [IDS])
+        out_of(four, four.task(1, 2), [IDS])
+    assert four.counts() == dict.fromkeys(IDS, 2)
 
 
 def test_what_is_held_for_the_end_is_held_for_each_slice(four: Running) -> None:
