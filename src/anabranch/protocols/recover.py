@@ -158,12 +158,18 @@ def _plan(turn: Turn) -> None:
         turn.send(Wake(recovery.since + _HOLDERS))
         return
     if now is None or recovery.replays >= _REPLAYS:
-        if not waited and now is None:
+        if now is None and not waited and _versions(query, lost, _holders(query)) is not None:
             turn.send(Wake(recovery.since + _HOLDERS))  # a holder may come back
             return
         _go_back(turn)
         return
     _make(turn, lost, now)
+
+
+def _holders(query: Query) -> frozenset[Host]:
+    """All nodes that hold parts, also those that are gone."""
+    parts = (part for of in query.inventory.values() for part in of.parts)
+    return frozenset(query.nodes).union(*(part.holders for part in parts))
 
 
 def _versions(query: Query, lost: list[Slice], nodes: frozenset[Host]) -> dict[str, Version] | None:
