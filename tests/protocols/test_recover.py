@@ -2,6 +2,7 @@
 
 import pytest
 
+from anabranch.checkpointing.policy import Periodic
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Cause, Done, Inspected
 from anabranch.protocols.model import OperatorPlan
@@ -221,8 +222,7 @@ def test_where_nothing_is_replayed_the_query_goes_back() -> None:
     assert order is not None
     play.tables["a"] = {}
     play.break_off(order, Cause.STATE_MISSING)
-    play.wait(31)
-    assert play.told("going back")
+    assert play.told("going back")  # at once: there is nobody to wait for
     assert [(r.start, r.target) for r in play.given(o.Rewind)] == [(Version(3), Version(5))]
     assert play.query.committed == 3
     again = play.batches(2)
@@ -287,6 +287,17 @@ def agent_starts_anew(play: Play, host: str) -> None:
             play.fail(store, "no answer", unreachable=host)
     play.let_go(o.Store)
     assert [each.host for each in play.waiting(o.Prepare)] == [host]
+
+
+def test_holders_that_are_gone_are_waited_for_and_then_the_query_goes_back() -> None:
+    play = with_checkpoint(backup=AtPeers(), checkpointing=Periodic("1 hour", at_most=3))
+    play.lose("a")
+    play.lose("b")
+    assert not play.told("going back")
+    play.wait(29)
+    assert not play.told("going back")
+    play.wait(1)
+    assert play.told("going back")
 
 
 def test_without_any_node_the_query_waits_and_then_stops() -> None:

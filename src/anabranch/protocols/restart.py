@@ -111,6 +111,7 @@ def begin(turn: Turn, reason: str) -> None:
     checkpoint.abandon(turn, why)
     turn.change(restart=Restart(query.now, target, Phase.CHOOSE, reason), recovery=None)
     turn.send(Wake(query.now + _HOLDERS))
+    run(turn)  # nothing else may happen for long
 
 
 def run(turn: Turn) -> None:

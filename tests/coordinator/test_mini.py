@@ -1,0 +1,233 @@
+"""Loop, shell, ledger and tables together: checkpoints, merges, moves, losses and takeovers."""
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from anabranch.errors import Deposed, StateFull
+from anabranch.nodes.local import TABLES
+from anabranch.worker import slices as worker
+from coordinator.mini import KEYS, QUERY, Mini, expected, results
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Iterator[Mini]:
+    """A query with a checkpoint after every second batch, and chains of at most three parts."""
+    (tmp_path / "disk").mkdir()
+    mini = Mini(tmp_path / "disk", tmp_path / "memory", None, every=1, longest_chain=3)
+    mini.start()
+    yield mini
+    mini.end(killed=True)
+
+
+def state_of(mini: Mini, version: int) -> Counter[int]:
+    """The count of each key after a batch, from the results."""
+    out = mini.disk / "out"
+    files = [out / f"part-{QUERY}-{each:010d}-00000.parquet" for each in range(version + 1)]
+    numbers = [n for file in files for n in pq.read_table(file)["number"].to_pylist()]
+    return Counter(number % KEYS for number in numbers)
+
+
+def check_stored(mini: Mini) -> int:
+    """The newest version, which has the state of then."""
+    version, stored = mini.stored()
+    assert stored == state_of(mini, version)
+    return version
+
+
+def check_results(mini: Mini) -> None:
+    found = results(mini.disk)
+    assert found == expected(len(found))
+
+
+def test_every_version_is_the_state_of_then_however_often_chains_are_merged(query: Mini) -> None:
+    versions = set()
+    while len(query.told("merge")) < 3:
+        query.step()
+        if query.assembly.loop.query.published:
+            versions.add(check_stored(query))
+    assert len(versions) > 3
+    assert not query.told("checkpoint failed")
+    check_results(query)
+
+
+def test_files_that_no_version_needs_go(query: Mini) -> None:
+    while len(query.told("merge")) < 2:
+        query.step()
+    query.step()
+    query.step()
+    query.end(killed=True)  # at rest, so all orders are carried out
+    state = query.assembly.loop.query
+    needed = {p.name for each in state.published for p in each.parts["op"]}
+    needed |= {part.name for part in state.inventory["op"].parts}
+    assert set(query.assembly.ledger.parts.list(f"{QUERY}/parts/")) == needed
+
+
+def test_after_a_chain_that_cannot_be_merged_everything_is_saved_again(query: Mini) -> None:
+    while not query.assembly.loop.query.published:
+        query.step()
+    damaged = query.assembly.loop.query.published[0].parts["op"][0]
+    query.assembly.ledger.parts.put(damaged.name, b"something else")
+    while not query.told("merge failed"):
+        query.step()
+    query.step()
+    query.step()
+    query.step()
+    assert damaged.name not in {
+        part.name for part in query.assembly.loop.query.published[-1].parts["op"]
+    }
+    check_stored(query)
+
+
+def test_a_capture_without_room_costs_a_checkpoint_and_no_batch(
+    query: Mini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while not query.assembly.loop.query.published:
+        query.step()
+    before = query.assembly.loop.query.published[-1].version
+
+    def no_room(*_: Any) -> Path:
+        raise StateFull("no room for a capture")
+
+    query.tolerant = True
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "write_capture", no_room)
+        query.step()
+        query.step()
+    assert query.told("checkpoint failed")[0]["reason"] == "no room for a capture"
+    assert query.checkpoint() > before
+    check_stored(query)
+    check_results(query)
+
+
+def test_a_checkpoint_by_hand_beside_others(query: Mini) -> None:
+    for _ in range(4):
+        query.step()
+        assert query.checkpoint() == check_stored(query)
+    check_results(query)
+
+
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_tables_that_are_lost_while_it_runs_are_made_anew(
+    query: Mini, tmp_path: Path, all_of_them: bool
+) -> None:
+    for _ in range(5):
+        query.step()
+    tables = sorted((tmp_path / "memory").glob(f"*/{TABLES}/op/*"))
+    assert len(tables) == 2
+    for table in tables if all_of_them else tables[:1]:
+        shutil.rmtree(table)
+    before = len(results(query.disk))
+    query.step()
+    query.step()
+    assert len(results(query.disk)) > before
+    check_results(query)
+    assert query.told("going back")
+    assert query.failure is None
+
+
+def test_tables_in_place_are_used_by_the_next_driver(query: Mini, tmp_path: Path) -> None:
+    for _ in range(5):
+        query.step()
+    slices = set(query.assembly.loop.query.slices)
+    query.end(killed=True)
+    again = Mini(query.disk, tmp_path / "memory", None, every=1)
+    again.start()
+    try:
+        assert set(again.assembly.loop.query.slices) == slices
+        again.step()
+        check_results(again)
+    finally:
+        again.end(killed=True)
+
+
+def test_a_query_that_was_stopped_gives_its_memory_back(query: Mini, tmp_path: Path) -> None:
+    for _ in range(3):
+        query.step()
+    query.end(killed=False)
+    assert not list((tmp_path / "memory").glob(f"*/{TABLES}/op/*"))
+    assert query.assembly.loop.query.published[-1].version == 2
+    again = Mini(query.disk, tmp_path / "memory", None, every=1)
+    again.start()
+    try:
+        again.step()
+        check_results(again)
+    finally:
+        again.end(killed=True)
+
+
+@pytest.mark.parametrize("ways", [(4, 1), (1, 3), (3, 3), (8, 2, 5)])
+def test_an_operator_is_divided_in_another_way_while_it_runs(
+    query: Mini, ways: tuple[int, ...]
+) -> None:
+    for instances in ways:
+        query.step()
+        query.scale(instances)
+        assert query.assembly.loop.query.routed["op"].routing.instances == instances
+        for _ in range(3):
+            query.step()
+        check_stored(query)
+    check_results(query)
+
+
+def test_the_next_driver_goes_on_after_moves(query: Mini, tmp_path: Path) -> None:
+    query.step()
+    query.scale(5)
+    query.step()
+    query.end(killed=True)
+    shutil.rmtree(tmp_path / "memory")
+    again = Mini(query.disk, tmp_path / "memory", None, every=1)
+    again.start()
+    try:
+        assert again.assembly.loop.query.routed["op"].routing.instances == 5
+        again.step()
+        check_results(again)
+    finally:
+        again.end(killed=True)
+
+
+def test_a_driver_that_another_one_has_replaced_delivers_nothing(
+    query: Mini, tmp_path: Path
+) -> None:
+    """It was paused in the middle of a batch, before the sink's commit."""
+    for _ in range(4):
+        query.step()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def paused(where: str) -> None:
+        if where == "counted":
+            reached.set()
+            assert go_on.wait(60)
+
+    query.may_die = paused  # type: ignore[method-assign]
+    late: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            query.step()
+        except BaseException as error:
+            late.append(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert reached.wait(60)
+    elsewhere = Mini(query.disk, tmp_path / "elsewhere", None, every=1)
+    elsewhere.start()
+    try:
+        for _ in range(3):
+            elsewhere.step()
+        before = results(query.disk)
+        go_on.set()
+        thread.join(60)
+        assert [type(each) for each in late] == [Deposed]
+        assert results(query.disk) == before == expected(len(before))
+        elsewhere.step()
+        check_results(elsewhere)
+    finally:
+        elsewhere.end(killed=True)
