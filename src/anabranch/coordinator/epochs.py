@@ -55,10 +55,15 @@ class Reign:
         for _ in range(_TRIES):
             taken = _taken(store)
             epoch = max([above, *taken]) + 1
-            if store.create(_name(epoch), driver.encode()):
-                reign = cls(store, Epoch(epoch))
-                reign._tidy(taken)
-                return reign
+            if not store.create(_name(epoch), driver.encode()):
+                continue
+            if max(_taken(store), default=0) > epoch:
+                # Others came meanwhile, and the number may be one that was tidied away since.
+                store.delete(_name(epoch))
+                continue
+            reign = cls(store, Epoch(epoch))
+            reign._tidy(taken)
+            return reign
         raise DidNotHappen(
             f"{_TRIES} other drivers took the query over while this one tried to; is something "
             "starting it again and again?"
