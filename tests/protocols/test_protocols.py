@@ -137,7 +137,7 @@ def test_a_checkpoint_can_be_given_up() -> None:
 
 @pytest.mark.parametrize("backup", [AtPeers(1), AtPeers(2)], ids=repr)
 def test_the_agent_of_an_idle_node_is_replaced_when_it_hangs(backup: AtPeers) -> None:
-    run = Run(replace(QUIET, backup=backup, groups=3))
+    run = Run(replace(QUIET, backup=backup, groups=3, hosts=6))
     run.until(run.simulation.is_protected)
     busy = {each.node for each in run.simulation.driver.query.slices.values()}
     idle = next(m for m in run.simulation.world.machines.values() if m.name not in busy)

@@ -33,6 +33,8 @@ from anabranch.units import NO_VERSION, Version
 
 _TABLES = 5 * SECOND
 """So long the nodes are waited for that had the tables."""
+_COMING = 10 * SECOND
+"""So long nodes are waited for whose agents are being started."""
 _HOLDERS = 30 * SECOND
 """So long nodes are waited for that hold parts of newer versions."""
 _NODES = 120 * SECOND
@@ -126,6 +128,10 @@ def run(turn: Turn) -> None:
             turn.stop("there has been no node for two minutes")
         turn.send(Wake(restart.since + _NODES))
         return
+    coming = any(node.readiness is not Readiness.READY for node in query.nodes.values())
+    if coming and query.now < restart.since + _COMING:
+        turn.send(Wake(restart.since + _COMING))
+        return  # or all instances would be on the nodes that are quicker than the others
     if restart.phase is Phase.NODES:
         _look_for_tables(turn)
     elif restart.phase is Phase.INSPECT:
