@@ -82,12 +82,15 @@ def bench_recovery(
 
 @bench.command("scaling")
 @_measured
-def bench_scaling(quick: bool, json_file: Path | None, plot: Path | None, seed: int) -> None:
-    """An operator grows from 2 to 4 instances: how long the stream is held up."""
+@_only("pause", "moved")
+def bench_scaling(
+    quick: bool, json_file: Path | None, plot: Path | None, seed: int, only: tuple[str, ...]
+) -> None:
+    """An operator grows: how long the stream is held up, and what is read and written for it."""
     from anabranch_bench import scaling
 
     console = _console()
-    result = scaling.measure(quick=quick, seed=seed, console=console)
+    result = scaling.measure(quick=quick, seed=seed, only=only, console=console)
     _publish(result, scaling.TITLES, console, json_file, plot)
 
 
@@ -259,7 +262,7 @@ def _publish(
 
     panels.show(result, titles, console, tails)
     _written(result, console, json_file)
-    if plot is not None:
+    if plot is not None and result.measures:
         panels.draw(result, titles, plot, tails)
         console.print(f"written: {plot}")
 

@@ -82,6 +82,8 @@ class Outcome:
     """The time and number of each batch."""
     state_rows: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    """Bytes that state and captures took up on all nodes, now and then."""
 
     @property
     def gap(self) -> float:
@@ -124,4 +126,5 @@ def run(scenario: Scenario) -> Outcome:
             lines = [line for line in errors.read().splitlines() if "Error" in line]
             raise QueryFailed(f"{scenario}: {(lines or ['it ended without saying why'])[-1]}")
     value = json.loads(done.stdout.splitlines()[-1])
-    return Outcome(**value | {"commits": [tuple(commit) for commit in value["commits"]]})
+    pairs = {name: [tuple(pair) for pair in value[name]] for name in ("commits", "memory")}
+    return Outcome(**value | pairs)

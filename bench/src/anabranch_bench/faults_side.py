@@ -21,9 +21,11 @@ from pyspark.sql import functions as F
 import anabranch as ab
 from anabranch.cluster import LocalCluster
 from anabranch_bench.faults import Act, Outcome, Scenario, Scheme
+from anabranch_bench.soak.samples import measure_folder
 
 _OPERATOR = "counter"
 _TICK = 0.25
+_LOOK = 0.1
 _FILL = 1_000_000
 _DELAY = "2 seconds"
 _SCHEMA = "at timestamp, word string"
@@ -125,6 +127,8 @@ def _carry_out(
     query = (_spark if scenario.scheme is Scheme.SPARK else _ours)(scenario, rows, folder, cluster)
     commits = Commits(query)
     commits.start()
+    memory = Memory(cluster, commits.began)
+    memory.start()
     if scenario.backlog:
         commits.wait_for(lambda: query.version() >= files - 1)
     elif files:
@@ -144,7 +148,8 @@ def _carry_out(
         time.sleep(scenario.after)
     feed.over.set()
     commits.over.set()
-    found = Outcome(happened, over, commits.seen, query.state_rows(), query.events())
+    memory.over.set()
+    found = Outcome(happened, over, commits.seen, query.state_rows(), query.events(), memory.seen)
     query.stop()
     return found
 
@@ -176,6 +181,23 @@ class Commits(threading.Thread):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing has happened for {_PATIENCE:.0f} s")
             time.sleep(0.02)
+
+
+class Memory(threading.Thread):
+    """Notes what state and captures take up on the nodes."""
+
+    def __init__(self, cluster: LocalCluster, began: float) -> None:
+        super().__init__(name="memory", daemon=True)
+        self._cluster, self._began = cluster, began
+        self.seen: list[tuple[float, int]] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Look often."""
+        while not self.over.wait(_LOOK):
+            folders = [self._cluster.folder / host / "state" for host in self._cluster.nodes]
+            taken = sum(measure_folder(folder)[1] for folder in folders)
+            self.seen.append((time.monotonic() - self._began, taken))
 
 
 def _ours(scenario: Scenario, rows: DataFrame, folder: Path, _: LocalCluster) -> Started:

@@ -33,6 +33,8 @@ def show(
         holds = "yes" if bar.holds else "no"
         bars.add_row(bar.name, f"{bar.value:.3f}", f"{sense} {bar.bar:g}", holds)
     console.print(bars)
+    for note in result.notes:
+        console.print(note, highlight=False)
 
 
 def draw(

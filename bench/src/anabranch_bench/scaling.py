@@ -1,22 +1,27 @@
 """An operator grows while its query runs: ``anabranch bench scaling``.
 
-From 2 to 4 instances, with all keys in the state. Beside it Spark's way: the query is stopped, its
-checkpoint is divided offline, and it is started again. What is measured is the longest time from
-commit to commit, from just before the change until well after it; the pause is how much longer that
-is than an ordinary batch of the same side.
+``pause``: from 2 to 4 instances, with all keys in the state. Beside it Spark's way: the query is
+stopped, its checkpoint is divided offline, and it is started again. What is measured is the longest
+time from commit to commit, from just before the change until well after it; the pause is how much
+longer that is than an ordinary batch of the same side. ``moved``: see :mod:`anabranch_bench.moved`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from rich.console import Console
 from rich.progress import Progress
 
+from anabranch_bench import moved
 from anabranch_bench.faults import Act, Outcome, Scenario, Scheme, run
 from anabranch_bench.harness import Bar, Measure, Result, Timing
 
+HELD, MOVED = "pause", "moved"
+CHOICES = (HELD, MOVED)
+"""What can be run alone."""
 CALM, LONGEST, PAUSE, WHOLE = "calm", "longest", "pause", "whole"
 TITLES = {
     CALM: "A batch before the change",
@@ -49,11 +54,20 @@ def scenarios(*, quick: bool, seed: int) -> list[tuple[str, Scenario]]:
     ]
 
 
-def measure(*, quick: bool = False, seed: int = 7, console: Console | None = None) -> Result:
+def measure(
+    *, quick: bool = False, seed: int = 7, only: Sequence[str] = (), console: Console | None = None
+) -> Result:
     """Run all scenarios, one after the other, each with a cluster of its own."""
-    console = console or Console()
     result = Result("scaling", seed, quick)
-    chosen = scenarios(quick=quick, seed=seed)
+    if not only or HELD in only:
+        _measure_pause(result, console or Console())
+    if not only or MOVED in only:
+        moved.measure(result)
+    return result
+
+
+def _measure_pause(result: Result, console: Console) -> None:
+    chosen = scenarios(quick=result.quick, seed=result.seed)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("scaling", total=len(chosen))
         for case, scenario in chosen:
@@ -64,7 +78,6 @@ def measure(*, quick: bool = False, seed: int = 7, console: Console | None = Non
             progress.advance(task)
         for case in dict.fromkeys(case for case, _ in chosen):
             _bars(result, case)
-    return result
 
 
 def _figures(outcome: Outcome) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from anabranch.errors import QueryFailed
-from anabranch_bench import panels, recovery, scaling
+from anabranch_bench import moved, panels, recovery, scaling
 from anabranch_bench.faults import Act, Outcome, Scenario, Scheme
 from anabranch_bench.harness import Measure, Result, Timing
 
@@ -55,3 +55,25 @@ def test_results_are_shown_and_drawn(tmp_path: Path) -> None:
     assert "8.200" in text, "the 95th percentile"
     panels.draw(result, recovery.TITLES, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_move_is_set_against_the_groups_that_it_moves() -> None:
+    scenario = moved.scenario(quick=True, seed=1)
+    events = [
+        {"kind": "checkpoint", "version": 1, "bytes": 6400},
+        {"kind": "checkpoint", "version": 2, "bytes": 64},
+        {"kind": "scale", "bytes": 700, "read": 1400, "pause": 0.1},
+        {"kind": "checkpoint", "version": 4, "bytes": 640},
+        {"kind": "checkpoint", "version": 5, "bytes": 64},
+    ]
+    memory = [(10.0, 12800), (15.0, 12800), (20.5, 14200), (22.0, 99999)]
+    commits = [(9.0, 2), (20.5, 3), (21.5, 4), (22.5, 5)]
+    result = Result("scaling", seed=1, quick=True)
+    moved.note(result, scenario, Outcome(20.0, 21.0, commits, 0, events, memory))
+    # 14 of 128 groups move: 700 bytes of a full checkpoint, 1,400 of the state.
+    stored, read, grown, after = (bar.value for bar in result.bars)
+    assert stored == pytest.approx(1.0)
+    assert read == pytest.approx(2.0)
+    assert grown == pytest.approx(1.0)
+    assert after == pytest.approx(0.1)
+    assert [bar.holds for bar in result.bars] == [True, False, True, True]

@@ -110,6 +110,8 @@ class Move:
     """The parts that the targets are made of."""
     made: bool = False
     """Whether the targets have tables."""
+    read: int = 0
+    """Bytes of parts that the targets were told to read."""
     rounds: int = 0
     attempts: int = 1
     not_before: int = 0
@@ -473,7 +475,9 @@ def _make(turn: Turn, moving: Move) -> None:
         return
     for target in moving.targets:
         parts = tuple(part for part in moving.parts if part.groups & target.groups)
+        moving = replace(moving, read=moving.read + sum(part.bytes for part in parts))
         turn.order(Make(target, parts, min(versions)), Owner.MOVE, moving.command)
+    _put(turn, moving)
     if moving.phase is not Phase.HOLD:
         _next(turn, moving, Phase.MAKE)
 
@@ -539,6 +543,8 @@ def _advance(turn: Turn, moving: Move) -> bool:
         }
         order = Advance(target, tuple(parts.values()), at, upto, turn.fence())
         turn.order(order, Owner.MOVE, moving.command)
+        moving = replace(moving, read=moving.read + sum(part.bytes for part in order.parts))
+    _put(turn, moving)
     return True
 
 
@@ -618,6 +624,7 @@ def _tell_scaled(turn: Turn, moving: Move) -> None:
         after=moving.after.routing.instances,
         slices=[each.id for each in moving.targets],
         bytes=sum(part.bytes for part in moving.parts),
+        read=moving.read,
         attempts=moving.attempts,
         batches=query.committed - moving.begun,
         pause=(query.now - moving.phase_since) / SECOND,
