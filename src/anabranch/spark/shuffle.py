@@ -80,7 +80,8 @@ def sent_to(addressed: DataFrame, partitions: int) -> DataFrame:
 
 
 def _literals(numbers: Sequence[int]) -> Column:
-    return F.array(*[F.lit(int(number)) for number in numbers])
+    # As text: a column for each number would be a call to the JVM for each of 128 groups.
+    return F.expr(f"array({', '.join(str(int(number)) for number in numbers)})")
 
 
 def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> DataFrame:
