@@ -3,7 +3,7 @@
 Everything public is here: ``import anabranch as ab``.
 """
 
-from anabranch.backup import Files as Files
+from anabranch.backup.files import Files as Files
 from anabranch.backup.upstream import Upstream as Upstream
 from anabranch.checkpointing import Never as Never
 from anabranch.checkpointing import Periodic as Periodic

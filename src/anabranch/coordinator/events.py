@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.backup.store import BackupStore
 from anabranch.errors import StoreError
+from anabranch.stores.store import BackupStore
 
 _log = logging.getLogger("anabranch")
 _FOLDER = "events/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.backup.store import Backup
+from anabranch.backup.policy import Backup
 from anabranch.checkpointing.policy import Checkpointing, Periodic
 from anabranch.coordinator.assembly import Settings
 from anabranch.errors import PlanError
