@@ -17,7 +17,7 @@ LEAVES = {"errors", "units", "boot", "durable", "places", "priority", "private"}
 ORDER: list[set[str]] = [
     {"cli", "dashboard"},
     {"cluster", "testing", FACADE},
-    {"query"},
+    {"queries"},
     {"coordinator"},
     {"protocols", "checkpointing", "backup", "movement", "placement", "detection", "spark"},
     {"worker"},
@@ -45,7 +45,7 @@ NEVER = {
 }
 """Edges that point down and are wrong all the same."""
 
-WITH_SPARK = {"cli", "cluster", "testing", "query", "coordinator", "spark", "worker"}
+WITH_SPARK = {"cli", "cluster", "testing", "queries", "coordinator", "spark", "worker"}
 """Where PySpark is imported. Anywhere else it is not, not even for a type."""
 
 LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}

@@ -30,7 +30,7 @@ from anabranch.nodes.chunks import CHUNK
 from anabranch.stores import BackupStore
 
 _spec = importlib.util.spec_from_file_location(
-    "suite_of_stores", Path(__file__).parents[1] / "backup" / "test_stores.py"
+    "suite_of_stores", Path(__file__).parents[1] / "stores" / "test_stores.py"
 )
 assert _spec is not None
 assert _spec.loader is not None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from anabranch.cluster import LocalCluster
     from anabranch.coordinator.events import Event
-    from anabranch.query.running import RunningQuery
+    from anabranch.queries.running_query import RunningQuery
 
 _OPERATOR = "counter"
 _CONF = {"spark.log.level": "OFF", "spark.ui.enabled": "false"}

@@ -12,7 +12,7 @@ from anabranch.movement.policy import FromCheckpoint, Movement
 from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.plan.graph import Output, Plan
-from anabranch.query.running import RunningQuery
+from anabranch.queries.running_query import RunningQuery
 from anabranch.spark import session
 from anabranch.spark.bind import bind
 from anabranch.units import Duration, microseconds
