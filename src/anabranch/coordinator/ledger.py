@@ -104,7 +104,6 @@ class Ledger:
             try:
                 manifest = self._manifests.get(version)
             except CheckpointError as error:
-                _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
                 damaged(version, str(error))
             else:
                 parts = {name: tuple(of.parts) for name, of in manifest.operators.items()}

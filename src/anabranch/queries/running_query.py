@@ -322,7 +322,8 @@ class RunningQuery:
             action()
         except Exception as error:
             told = f"{consequence}: {error}"
-            _log.warning("%s", told, exc_info=not isinstance(error, AnabranchError))
+            if not isinstance(error, AnabranchError):
+                _log.exception("An error at the end of the query was not expected.")
             self._parts.events.add("release failed", reason=told)
             if self._failure is None and not isinstance(error, AnabranchError):
                 self._failure = QueryFailed(f"{told} ({type(error).__name__})")
