@@ -32,7 +32,7 @@ from anabranch.nodes.local import TABLES
 from anabranch.nodes.requests import TableName
 from anabranch.operators.aggregates import count, sum
 from anabranch.operators.operator import Operator
-from anabranch.operators.running import RunningAggregate
+from anabranch.operators.running_aggregate import RunningAggregate
 from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import tumbling
 from anabranch.state.groups import KeyGroups, assign

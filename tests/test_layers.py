@@ -17,12 +17,13 @@ LEAVES = {"errors", "units", "boot", "durable", "places", "priority", "private"}
 ORDER: list[set[str]] = [
     {"cli", "dashboard"},
     {"cluster", "testing", FACADE},
-    {"query"},
+    {"queries"},
     {"coordinator"},
     {"protocols", "checkpointing", "backup", "movement", "placement", "detection", "spark"},
     {"worker"},
     {"plan", "nodes"},
     {"operators"},
+    {"stores"},
     {"state"},
     {"kernels"},
     LEAVES,
@@ -44,19 +45,8 @@ NEVER = {
 }
 """Edges that point down and are wrong all the same."""
 
-WITH_SPARK = {"cli", "cluster", "testing", "query", "coordinator", "spark", "worker"}
+WITH_SPARK = {"cli", "cluster", "testing", "queries", "coordinator", "spark", "worker"}
 """Where PySpark is imported. Anywhere else it is not, not even for a type."""
-
-_STORES = "the parts of backups and the protocol of a store are not below nodes yet"
-KNOWN = {
-    ("anabranch.nodes.codec", "backup"): _STORES,
-    ("anabranch.nodes.fence", "backup"): _STORES,
-    ("anabranch.nodes.local", "backup"): _STORES,
-    ("anabranch.nodes.remote", "backup"): _STORES,
-    ("anabranch.nodes.serving", "backup"): _STORES,
-    ("anabranch.nodes.vault", "backup"): _STORES,
-}
-"""Edges against the order that are still there, each from a module to a package, and why."""
 
 LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}
 
@@ -70,10 +60,6 @@ class Edge(NamedTuple):
     @property
     def packages(self) -> tuple[str, str]:
         return package(self.module), package(self.imported)
-
-    @property
-    def known_as(self) -> tuple[str, str]:
-        return self.module, package(self.imported)
 
     def __str__(self) -> str:
         return f"{self.module} imports {self.imported}"
@@ -122,23 +108,14 @@ def is_allowed(edge: Edge) -> bool:
     return LEVEL[above] < LEVEL[below] and (above, below) not in NEVER
 
 
-def against() -> list[Edge]:
-    """The edges against the order."""
-    ours = [edge for edge in graph() if edge.imported.partition(".")[0] == FACADE]
-    return [edge for edge in ours if not is_allowed(edge)]
-
-
 def test_every_package_has_its_place_in_the_order() -> None:
     names = {path.stem for path in SOURCE.iterdir() if not path.name.startswith("_")}
     assert names - {"py"} <= LEVEL.keys()
 
 
 def test_dependencies_point_one_way() -> None:
-    assert [str(edge) for edge in against() if edge.known_as not in KNOWN] == []
-
-
-def test_edges_that_are_gone_are_not_known_any_more() -> None:
-    assert KNOWN.keys() - {edge.known_as for edge in against()} == set()
+    ours = [edge for edge in graph() if edge.imported.partition(".")[0] == FACADE]
+    assert [str(edge) for edge in ours if not is_allowed(edge)] == []
 
 
 def test_spark_is_imported_where_it_is_used_alone() -> None:

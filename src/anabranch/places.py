@@ -13,7 +13,8 @@ def absolute(place: str | Path) -> str:
     text = str(place)
     if not text:
         raise PlanError("the folder is empty; give a path or a URI such as s3://bucket/words")
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    is_uri = "://" in text or text.startswith("file:")
+    return text if is_uri else str(Path(text).expanduser().absolute())
 
 
 def resolve(place: str | Path) -> tuple[fs.FileSystem, str]:

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.backup import Files, Manifests, read_state
+from anabranch.backup import Files
+from anabranch.stores import Manifests, read_state
 from chaos import rounds
 from cluster import runs
 

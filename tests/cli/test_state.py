@@ -5,11 +5,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from anabranch.backup import Files, Manifest, Manifests, OperatorManifest, back_up
+from anabranch.backup import Files
 from anabranch.cli import main
 from anabranch.cli import state as state_module
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.groups import KeyGroups
+from anabranch.stores import Manifest, Manifests, OperatorManifest, back_up
 from anabranch.units import Version
 
 GROUPS = 4

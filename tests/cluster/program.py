@@ -33,7 +33,7 @@ from anabranch.cluster import LocalCluster
 from anabranch.coordinator import assembly
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Ping
-from anabranch.query.running import RunningQuery
+from anabranch.queries.running_query import RunningQuery
 
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For processes that do not live long enough for an optimising compiler to be worth its while."""

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anabranch.backup import Manifests, read_state
 from anabranch.boot import boot_id
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator import assembly, identity
@@ -65,6 +64,7 @@ from anabranch.state.hashing import hash_keys
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
+from anabranch.stores import Manifests, read_state
 from anabranch.units import NO_VERSION, Version
 from anabranch.worker import slices as worker
 from anabranch.worker.reports import Report

@@ -7,8 +7,6 @@ import pyarrow as pa
 import pytest
 
 from anabranch.backup.files import Files
-from anabranch.backup.parts import state_rows
-from anabranch.backup.store import BackupStore
 from anabranch.coordinator.nodes import OneNode
 from anabranch.coordinator.shell import Asking
 from anabranch.errors import CheckpointError, Fenced, StateMissing
@@ -20,6 +18,8 @@ from anabranch.state.checkpoint import read
 from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.hashing import hash_keys
 from anabranch.state.table import StateTable
+from anabranch.stores.parts import state_rows
+from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
 from coordinator.mini import GROUPS, LAYOUT, QUERY
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from anabranch.backup.files import FileStore
 from anabranch.coordinator.epochs import Reign
 from anabranch.errors import Deposed
+from anabranch.stores.files import FileStore
 
 
 def store(folder: Path) -> FileStore:

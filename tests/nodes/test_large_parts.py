@@ -14,11 +14,11 @@ import pytest
 from acting import PassOn, Sleep
 from node_tools import EPOCH, Reached, Starter
 
-from anabranch.backup import parts
 from anabranch.backup.upstream import Upstream
 from anabranch.errors import PlanError
 from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.requests import Address
+from anabranch.stores import parts
 from anabranch.units import byte_count
 
 BEYOND = (1 << 31) + (1 << 20)

@@ -16,7 +16,6 @@ import pytest
 from acting import Echo, Echoed, Fail, Names, Odd
 from node_tools import EPOCH, LIMIT, Reached, Starter, is_gone, wait_until
 
-from anabranch.backup import BackupStore
 from anabranch.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
@@ -28,9 +27,10 @@ from anabranch.errors import (
 )
 from anabranch.nodes import Agent, AgentAddress, Fence, Secret, Signer, Vault, Verifier
 from anabranch.nodes.chunks import CHUNK
+from anabranch.stores import BackupStore
 
 _spec = importlib.util.spec_from_file_location(
-    "suite_of_stores", Path(__file__).parents[1] / "backup" / "test_stores.py"
+    "suite_of_stores", Path(__file__).parents[1] / "stores" / "test_stores.py"
 )
 assert _spec is not None
 assert _spec.loader is not None

@@ -12,8 +12,6 @@ import pytest
 from node_tools import Starter
 
 from anabranch.backup.files import Files
-from anabranch.backup.parts import state_rows
-from anabranch.backup.peers import peer_name
 from anabranch.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -57,6 +55,8 @@ from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.keys import KeyLayout
 from anabranch.state.part import Part
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.stores.parts import state_rows
+from anabranch.stores.peers import peer_name
 from anabranch.units import Version
 
 A = TypeVar("A")
@@ -176,7 +176,7 @@ def served(
     root, files = folder / "state" / HOST / QUERY, Files(str(folder / "store"))
     if request.param in ("local", "in a process of its own"):
         store = files.open()
-        apart = None if request.param == "local" else files
+        apart = None if request.param == "local" else files.uri
         yield Case(LocalNode(root, lambda *_: store, apart), root, Prefix("x/"), {}, Epoch(0))
         return
     context = {"root": str(root), "host": HOST, "secret": secret.to_hex()}

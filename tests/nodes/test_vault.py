@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.backup.files import PARTIAL
 from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened, PlanError
 from anabranch.nodes.vault import Incoming, Vault
+from anabranch.stores.files import PARTIAL
 
 NAMES = st.sampled_from(["a", "b/c", "b/d"])
 STEPS = st.lists(

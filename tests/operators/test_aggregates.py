@@ -17,7 +17,7 @@ from streams import Row, arrow, batches_of
 
 from anabranch.errors import PlanError
 from anabranch.operators import aggregates as ab
-from anabranch.operators.running import RunningAggregate
+from anabranch.operators.running_aggregate import RunningAggregate
 
 COLUMNS = {
     "i": pa.int32(),

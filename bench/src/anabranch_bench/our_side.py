@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import anabranch as ab
-from anabranch.backup import Files, Manifests, read_state
+from anabranch.backup import Files
+from anabranch.stores import Manifests, read_state
 from anabranch_bench.plan import Checkpoints, Run, Totals, Workload
 from anabranch_bench.queries import (
     CONF,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import xxhash
 
-from anabranch.backup.store import BackupStore
 from anabranch.errors import PlanError
 from anabranch.state.part import Part
+from anabranch.stores.store import BackupStore
 from anabranch.units import Duration, Size, byte_count, microseconds
 
 

@@ -20,7 +20,7 @@ from anabranch.coordinator.progress import Latency
 if TYPE_CHECKING:  # so that the other commands start without loading Spark
     from pyspark.sql import DataFrame
 
-    from anabranch.query.running import RunningQuery
+    from anabranch.queries.running_query import RunningQuery
 
 _OPERATOR = "counter"
 SHOWN = 12

@@ -13,7 +13,9 @@ from rich.filesize import decimal
 from rich.progress import Progress
 from rich.table import Table
 
-from anabranch.backup import (
+from anabranch.errors import CheckpointNotFound, PlanError
+from anabranch.state.groups import KeyGroups
+from anabranch.stores import (
     BackupStore,
     Manifest,
     OperatorManifest,
@@ -21,8 +23,6 @@ from anabranch.backup import (
     read_state,
     state_schema,
 )
-from anabranch.errors import CheckpointNotFound, PlanError
-from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
 _AT_ONCE = 256 * 2**20  # bytes of checkpoint files read at a time, so that any state fits

@@ -1,14 +1,18 @@
 """The demo on a cluster: words per window, an operator that grows while it runs, a node that dies.
 
+What the query does about it, its own log says: the demo prints that as it comes.
+
 The stream is made of numbers, so that what it should have given can be computed once more, by
 Spark alone and in one piece, and compared.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from anabranch.cluster import LocalCluster
-    from anabranch.coordinator.events import Event
-    from anabranch.query.running import RunningQuery
+    from anabranch.queries.running_query import RunningQuery
 
 _OPERATOR = "counter"
 _CONF = {"spark.log.level": "OFF", "spark.ui.enabled": "false"}
@@ -41,6 +44,7 @@ def tell(nodes: int, console: Console) -> bool:
     from anabranch.cluster import LocalCluster
 
     with (
+        _log_on(console),
         tempfile.TemporaryDirectory(prefix="anabranch-demo-") as folder,
         console.status(f"starting a Spark cluster of {nodes} nodes") as status,
         LocalCluster(nodes, memory="512m") as cluster,
@@ -56,6 +60,33 @@ def tell(nodes: int, console: Console) -> bool:
             query.stop()
         with console.status("computing the same without a stream"):
             return _verdict(spark, Path(folder), query, console)
+
+
+class _Printed(logging.Handler):
+    """Prints what is logged."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(f"  {record.getMessage()}", style="dim", markup=False)
+
+
+@contextmanager
+def _log_on(console: Console) -> Iterator[None]:
+    """Print the log of the library, and nowhere else, for a while."""
+    log, handler = logging.getLogger("anabranch"), _Printed(console)
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _start(spark: SparkSession, folder: Path) -> RunningQuery:
@@ -95,26 +126,12 @@ def _words(sentences: DataFrame) -> DataFrame:
 def _acts(query: RunningQuery, cluster: LocalCluster, console: Console) -> None:
     _batches(query, console, "1 instance")
     query.scale(_OPERATOR, 3)
-    scaled = [event for event in query.events if event.kind == "scale"][-1]
-    console.print(
-        f"scaled {_OPERATOR} from 1 to 3 instances in {scaled.seconds:.1f} s; "
-        f"the stream was held up for {scaled.details['pause']:.2f} s"
-    )
     _batches(query, console, "3 instances")
     victim = [host for host, has in query.nodes.items() if has][-1]
     console.print(f"killing node {victim}, which runs {', '.join(query.nodes[victim])}")
     cluster.kill(victim)
-    _until(query, lambda: bool(_recoveries(query)))
-    recovered = _recoveries(query)[-1]
-    console.print(
-        f"recovered in {recovered.seconds:.1f} s: restored at batch "
-        f"{recovered.details['restored']}, ran {recovered.details['replayed']} batches again"
-    )
+    _until(query, lambda: any(event.kind == "recovery" for event in query.events))
     _batches(query, console, "3 instances on one node fewer")
-
-
-def _recoveries(query: RunningQuery) -> list[Event]:
-    return [event for event in query.events if event.kind == "recovery"]
 
 
 def _batches(query: RunningQuery, console: Console, title: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from anabranch.cluster import quotas, spark
 from anabranch.cluster.master import Master, Registered
 from anabranch.cluster.node import Node
-from anabranch.cluster.running import Running
+from anabranch.cluster.resources import Resources
 from anabranch.cluster.waiting import until
 from anabranch.errors import ClusterFailed, PlanError
 
@@ -78,14 +78,14 @@ class LocalCluster:
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._used = 1  # the last number of an address that was given to a node
-        self._running: Running | None = None
+        self._resources: Resources | None = None
 
     def start(self) -> LocalCluster:
         """Start the master and all nodes, and wait until they are registered."""
         with self._lock:
-            if self._running is not None:
+            if self._resources is not None:
                 raise ClusterFailed(f"the cluster {self.master} is running already; stop it first")
-            self._running = Running(self._given, self._cpus)
+            self._resources = Resources(self._given, self._cpus)
             try:
                 self._launch([self._fresh() for _ in range(self._count)])
             except BaseException:
@@ -111,7 +111,7 @@ class LocalCluster:
     @property
     def limited(self) -> bool:
         """Whether nodes are held to their quota of CPU time."""
-        return self._running is not None and self._running.groups is not None
+        return self._resources is not None and self._resources.groups is not None
 
     def session(self, **conf: str | int | bool) -> SparkSession:
         """A session on this cluster, ready when every node has an executor.
@@ -128,14 +128,14 @@ class LocalCluster:
 
     def await_executors(self, seconds: float = _SECONDS) -> None:
         """Wait until every node has an executor of the session. Quotas do not slow that down."""
-        running = self._up()
-        missing = running.sessions.without_executor(self.nodes)
+        resources = self._up()
+        missing = resources.sessions.without_executor(self.nodes)
         self._limit(missing, None)
         try:
-            until(lambda: not running.sessions.without_executor(self.nodes), seconds)
+            until(lambda: not resources.sessions.without_executor(self.nodes), seconds)
         finally:
             self._limit(missing, self._cpus)
-        missing = running.sessions.without_executor(self.nodes)
+        missing = resources.sessions.without_executor(self.nodes)
         if missing:
             raise ClusterFailed(
                 f"after {seconds:.0f} s there is no executor on {', '.join(missing)}. "
@@ -172,11 +172,11 @@ class LocalCluster:
     def stop(self) -> None:
         """End the session, all processes, and remove what they have written."""
         with self._lock:
-            running, self._running = self._running, None
+            resources, self._resources = self._resources, None
             nodes, self._nodes = self._nodes, {}
             self._used = 1
-            if running is not None:
-                running.stop(nodes.values())
+            if resources is not None:
+                resources.stop(nodes.values())
 
     def __enter__(self) -> LocalCluster:
         return self.start()
@@ -189,11 +189,11 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
-    def _up(self) -> Running:
-        running = self._running
-        if running is None:
+    def _up(self) -> Resources:
+        resources = self._resources
+        if resources is None:
             raise ClusterFailed("the cluster is not running; start it, or use it in a with block")
-        return running
+        return resources
 
     def _node(self, host: str) -> Node:
         self._up()
@@ -222,21 +222,21 @@ class LocalCluster:
         return host
 
     def _launch(self, hosts: Collection[str]) -> None:
-        running = self._up()
-        before = running.master.workers()
+        resources = self._up()
+        before = resources.master.workers()
         started: dict[str, Node] = {}
         try:
             for host in hosts:
                 started[host] = Node(
-                    running.master.url,
+                    resources.master.url,
                     host,
-                    running.folder / host,
+                    resources.folder / host,
                     cores=self._cores,
                     memory=self._memory,
-                    group=running.group(host),
+                    group=resources.group(host),
                 )
             self._limit(hosts, None)
-            _await_registration(running.master, started, before)
+            _await_registration(resources.master, started, before)
         except BaseException:
             for node in started.values():
                 node.kill(keep_state=True)

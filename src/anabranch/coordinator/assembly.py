@@ -14,8 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from anabranch.backup.files import Files
-from anabranch.backup.peers import PeerStore
-from anabranch.backup.store import Backup, BackupStore
+from anabranch.backup.policy import Backup
 from anabranch.backup.upstream import Upstream
 from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
@@ -52,6 +51,8 @@ from anabranch.spark.sinks.sink import Replaceable
 from anabranch.spark.sources import combine
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
+from anabranch.stores.peers import PeerStore
+from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 from anabranch.worker.here import AgentStart
 
@@ -314,7 +315,7 @@ def _nodes(
     """Where the tables are, and the store of checkpoint files."""
     if is_local(spark):
         store = backup.open()
-        files = backup if isinstance(backup, Files) else None
+        files = backup.uri if isinstance(backup, Files) else None
         return OneNode(LocalNode(root.path(), lambda request, deadline: store, files), HERE), store
     upstream = backup if isinstance(backup, Upstream) else Upstream()
     secret, tls = Secret.new(), settings.tls

@@ -6,10 +6,10 @@ import logging
 import re
 from dataclasses import dataclass
 
-from anabranch.backup.sealed import seal, unseal
-from anabranch.backup.store import BackupStore
 from anabranch.coordinator.watermarks import Times, Watermarks
 from anabranch.errors import CheckpointCorrupt, CheckpointError
+from anabranch.stores.sealed import seal, unseal
+from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")

@@ -13,8 +13,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.backup.store import BackupStore
+from anabranch.coordinator import story
 from anabranch.errors import StoreError
+from anabranch.stores.store import BackupStore
 
 _log = logging.getLogger("anabranch")
 _FOLDER = "events/"
@@ -40,6 +41,10 @@ class Event:
         """Whether something was tried and did not succeed; ``details["reason"]`` says why."""
         return self.kind.endswith(" failed")
 
+    def __str__(self) -> str:
+        """What happened, as a sentence."""
+        return story.sentence(self.kind, self.seconds, self.details)
+
     def to_json(self) -> str:
         """One line of the log."""
         return json.dumps(
@@ -54,7 +59,7 @@ class Event:
 
 
 class Events:
-    """Where a running query writes its events. An event that cannot be stored is only logged."""
+    """Where a running query writes its events. All are logged too, each as a sentence."""
 
     def __init__(self, store: BackupStore, run: int) -> None:
         self._store = store
@@ -73,6 +78,7 @@ class Events:
         """Something has happened, and is to be seen at once; it is not stored yet."""
         event = Event(kind, time.time(), seconds, details)
         self.recent.append(event)
+        _log.log(story.level(kind, details), "%s", event)
         return event
 
     def store(self, event: Event) -> None:
@@ -82,7 +88,9 @@ class Events:
             try:
                 self._write(f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl")
             except StoreError as error:
-                _log.warning("Event %s was not stored: %s", event.to_json(), error)
+                _log.warning(
+                    "The event %r was not written to the checkpoint folder: %s", event.kind, error
+                )
             if len(self._lines) >= _PER_FILE:
                 self._file, self._lines = self._file + 1, []
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from anabranch.backup.checkpoints import QUERY
-from anabranch.backup.files import Files, FileStore
+from anabranch.backup.files import Files
 from anabranch.errors import PlanError
 from anabranch.places import absolute, is_local, resolve
+from anabranch.stores.files import FileStore
+from anabranch.stores.manifests import QUERY
 
 _OWN = frozenset({"commits", "epochs", "events", "manifests", "parts", "spark"})
 """The folders that a query has in its checkpoint folder."""

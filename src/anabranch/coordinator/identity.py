@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabranch.backup.checkpoints import QUERY
-from anabranch.backup.sealed import seal, unseal
-from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, PlanError, SchemaChanged
 from anabranch.nodes.claims import Claim
 from anabranch.protocols.model import Role, Slice, SliceId
 from anabranch.spark.bind import Bound
 from anabranch.state.groups import KeyGroups, Routing
+from anabranch.stores.manifests import QUERY
+from anabranch.stores.sealed import seal, unseal
+from anabranch.stores.store import BackupStore
 
 _RUN_BITS = 32
 

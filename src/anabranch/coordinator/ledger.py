@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anabranch.backup.manifests import Manifest, Manifests, OperatorManifest
-from anabranch.backup.store import BackupStore
 from anabranch.boot import boot_id
 from anabranch.coordinator import identity, rewind
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog, times_of
@@ -25,6 +23,8 @@ from anabranch.protocols.model import Facts, Published, Routed
 from anabranch.protocols.orders import Note, Withdraw
 from anabranch.spark.logs import SparkLogs, digest
 from anabranch.state.capture import CheckpointSchema
+from anabranch.stores.manifests import Manifest, Manifests, OperatorManifest
+from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
@@ -104,7 +104,6 @@ class Ledger:
             try:
                 manifest = self._manifests.get(version)
             except CheckpointError as error:
-                _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
                 damaged(version, str(error))
             else:
                 parts = {name: tuple(of.parts) for name, of in manifest.operators.items()}

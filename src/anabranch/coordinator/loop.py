@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from anabranch.coordinator import story
 from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.protocols.events import Command, Event, GiveUp, TimePassed
 from anabranch.protocols.machine import step
@@ -139,12 +140,16 @@ class Loop:
                 continue
 
     def _take(self, event: Event) -> None:
-        query, orders = step(self._query, event, self._clock())
+        before = self._query
+        query, orders = step(before, event, self._clock())
         with self._changed:
             self._query = query
             self._changed.notify_all()
         for number, order in orders:
             self._give(number, order)
+        # Not before: what led to it, such as the loss of a node, is told by one of the orders.
+        for loudness, begun in story.beginnings(before, query):
+            _log.log(loudness, "%s", begun)
 
     def _give(self, number: OrderId | None, order: Order) -> None:
         assert self._hands is not None

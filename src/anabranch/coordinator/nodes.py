@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 
-from anabranch.backup.store import BackupStore
 from anabranch.errors import AnabranchError, DidNotHappen, StoreError
 from anabranch.nodes.local import LocalNode
 from anabranch.nodes.node import Deadline
@@ -21,6 +20,7 @@ from anabranch.nodes.tickets import Secret, Signer
 from anabranch.protocols.model import Host
 from anabranch.spark.nodes import live_hosts, request_nodes
 from anabranch.spark.pinning import one_task_each
+from anabranch.stores.store import BackupStore
 from anabranch.worker.here import ANSWER, AgentStart
 
 A = TypeVar("A")

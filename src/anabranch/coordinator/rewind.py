@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from anabranch.backup.sealed import seal, unseal
-from anabranch.backup.store import BackupStore
 from anabranch.coordinator.commits import CommitLog
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, StateMissing
 from anabranch.spark.logs import SparkLogs
+from anabranch.stores.sealed import seal, unseal
+from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 
 _FILE = "rewind.json"

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from anabranch.coordinator import story
 from anabranch.coordinator.batches import slice_of, table_of
 from anabranch.coordinator.events import Event, Events
 from anabranch.coordinator.failures import translated
@@ -293,6 +294,7 @@ class Shell:
         failure = self._deposed or self._batches.failure
         if failure is None or (self._deposed is None and str(failure) not in reason):
             failure = StateMissing(reason) if state_lost else QueryFailed(reason)
+        _log.error("The query stops at batch %s: %s", self._loop.query.committed, failure)
         self._stopped(failure)
 
     def close(self) -> None:
@@ -324,7 +326,8 @@ class Shell:
             except Exception as error:
                 if isinstance(error, Deposed):
                     self._deposed = error
-                _log.info("%s failed: %s", type(order).__name__, error)
+                unexpected = not isinstance(error, AnabranchError)
+                _log.info("%s failed: %s", story.name_of(order), error, exc_info=unexpected)
                 self._loop.tell(failure(number, order, error))
             else:
                 self._loop.tell(Done(number, answer))
@@ -338,9 +341,9 @@ class Shell:
             try:
                 work()
             except AnabranchError as error:
-                _log.warning("%s was not carried out: %s", type(order).__name__, error)
+                _log.warning("%s failed: %s", story.name_of(order), error)
             except Exception:
-                _log.exception("%s was not carried out", type(order).__name__)
+                _log.exception("%s failed with an unexpected error.", story.name_of(order))
 
         pool.submit(run)
 

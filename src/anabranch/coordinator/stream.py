@@ -193,13 +193,6 @@ class Stream:
         again = rewind.plan_after_power_failure(
             start, known, ledger.spark, begun, replaceable=len(replaceable) == len(sinks)
         )
-        _log.warning(
-            "The machine was rebooted since the query ran, so what was written after checkpoint "
-            "%s may be incomplete. Removing it, and running %s batches again, up to batch %s.",
-            start,
-            again.target - start,
-            again.target,
-        )
         self._events.add("power failure", restored=start, again=again.target - start)
         again.note(ledger.store)
         ledger.forget_after(start)
@@ -215,12 +208,6 @@ class Stream:
         if again is None:
             return
         start, batches = again
-        _log.warning(
-            "The state is that of checkpoint %s; running %s batches again, up to batch %s.",
-            start,
-            batches.target - start,
-            batches.target,
-        )
         batches.finish(start, self._ledger.store, self._ledger.spark, self._run_one)
 
     def _run_one(self) -> None:

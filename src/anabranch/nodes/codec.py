@@ -17,8 +17,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from anabranch import errors
-from anabranch.backup.peers import peer_name
-from anabranch.backup.store import check_name
 from anabranch.errors import AnabranchError, QueryFailed, Refused
 from anabranch.nodes.requests import (
     VERBS,
@@ -40,6 +38,8 @@ from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import MAX_KEY_GROUPS, KeyGroups
 from anabranch.state.part import Part
 from anabranch.state.table import TableLayout
+from anabranch.stores.peers import peer_name
+from anabranch.stores.store import check_name
 from anabranch.units import NO_VERSION, Version
 
 A = TypeVar("A")

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from anabranch.backup.store import BackupStore
 from anabranch.durable import flush
 from anabranch.errors import Deposed, DidNotHappen
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Epoch
+from anabranch.stores.store import BackupStore
 
 EPOCH = "epoch"
 """The name of a fence's file."""

@@ -12,11 +12,6 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from anabranch.backup.files import Files
-from anabranch.backup.manifests import OperatorManifest
-from anabranch.backup.merging import Merging
-from anabranch.backup.parts import back_up, retrieve
-from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointError, Fenced, Refused, StateError, StateLocked, StateMissing
 from anabranch.nodes.captures import own_capture, write_capture
 from anabranch.nodes.fence import EPOCH, Fence
@@ -45,6 +40,10 @@ from anabranch.state.checkpoint import read
 from anabranch.state.part import Part
 from anabranch.state.restore import advance, check, half_made, name_of, restore
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.stores.manifests import OperatorManifest
+from anabranch.stores.merging import Merging
+from anabranch.stores.parts import back_up, retrieve
+from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 
 A = TypeVar("A")
@@ -61,13 +60,13 @@ Backups = Callable[[Backed[Any], Deadline], BackupStore]
 class LocalNode:
     """The tables and captures below a folder of this machine.
 
-    See :class:`~anabranch.nodes.node.Node`. With ``files``, where the backups are, parts are merged
+    See :class:`~anabranch.nodes.node.Node`. With ``files``, the URI of backups, parts are merged
     by another process: in the driver it would hold the interpreter's lock, which batches need. With
     ``host``, the name of this node among its peers, it takes parts first from what it has itself.
     """
 
     def __init__(
-        self, root: Path, backups: Backups, files: Files | None = None, host: str = ""
+        self, root: Path, backups: Backups, files: str | None = None, host: str = ""
     ) -> None:
         self._root = root
         self._backups = backups

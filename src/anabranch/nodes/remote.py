@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from anabranch.backup.store import check_name
 from anabranch.errors import AnabranchError, DidNotHappen, MayHaveHappened, StoreError
 from anabranch.nodes import chunks, codec, wire
 from anabranch.nodes.node import Deadline
@@ -33,6 +32,7 @@ from anabranch.nodes.requests import (
 from anabranch.nodes.tickets import Signer
 from anabranch.nodes.tls import client_context
 from anabranch.nodes.wire import Kind
+from anabranch.stores.store import check_name
 
 A = TypeVar("A")
 

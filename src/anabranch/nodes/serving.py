@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anabranch.backup.files import Files
-from anabranch.backup.peers import PeerStore
-from anabranch.backup.store import BackupStore
 from anabranch.nodes.chunks import TIMEOUT
 from anabranch.nodes.claims import Claim
 from anabranch.nodes.fence import Fence, FencedStore
@@ -20,6 +17,9 @@ from anabranch.nodes.requests import Address, Backed
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.nodes.vault import Vault
+from anabranch.stores.files import open_files
+from anabranch.stores.peers import PeerStore
+from anabranch.stores.store import BackupStore
 
 
 def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
@@ -37,7 +37,7 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
     sweep(state, spare=[root.name])
     files = context.get("files")
     if files is not None:
-        store = Files(files).open()
+        store = open_files(files)
         return LocalNode(root, lambda request, deadline: store)
     trusted = context.get("trusted")
     peers = _Peers(

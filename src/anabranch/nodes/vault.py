@@ -14,8 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
-from anabranch.backup.files import PARTIAL, FileStore
-from anabranch.backup.store import check_name
 from anabranch.errors import (
     CheckpointNotFound,
     DidNotHappen,
@@ -25,6 +23,8 @@ from anabranch.errors import (
 )
 from anabranch.nodes.chunks import flat
 from anabranch.private import private_folder
+from anabranch.stores.files import PARTIAL, FileStore
+from anabranch.stores.store import check_name
 
 RESERVE = 0.05
 """The share of a disk that is left free where no limit is given."""

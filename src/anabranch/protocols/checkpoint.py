@@ -425,8 +425,16 @@ def _go_on(turn: Turn) -> None:
         turn.tell("checkpoint", seconds=seconds, version=current.version, bytes=current.bytes)
     else:
         reason = current.failure
-        turn.tell("checkpoint failed", seconds=seconds, version=current.version, reason=reason)
-        if failures > query.policies.tolerate:
+        tolerate = query.policies.tolerate
+        turn.tell(
+            "checkpoint failed",
+            seconds=seconds,
+            version=current.version,
+            reason=reason,
+            failures=failures,
+            tolerate=tolerate,
+        )
+        if failures > tolerate:
             turn.stop(f"{failures} checkpoints in a row failed: {reason}")
     for command in current.commands:
         turn.end(command, current.failure, current.version)

@@ -300,6 +300,14 @@ class Facts:
     after the newest whole version counts, and its results are taken back."""
 
 
+def instances_of(slices: Iterable[Slice]) -> dict[str, list[int]]:
+    """The instances of each operator that slices belong to."""
+    found: dict[str, set[int]] = {}
+    for each in slices:
+        found.setdefault(each.operator, set()).add(each.instance)
+    return {name: sorted(instances) for name, instances in found.items()}
+
+
 def serving(slices: Iterable[Slice], operator: str | None = None) -> Iterator[Slice]:
     """The slices that serve, of all operators or of one."""
     for each in slices:

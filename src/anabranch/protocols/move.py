@@ -48,7 +48,7 @@ from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
-_ATTEMPTS = 5
+ATTEMPTS = 5
 _ROUNDS = 5
 _NEAR = 2
 """So many batches behind is near enough to hold the stream."""
@@ -636,7 +636,7 @@ def _again(turn: Turn, moving: Move, reason: str) -> None:
     kind = "merge failed" if isinstance(moving.event, MergeSlices) else "scale failed"
     turn.tell(kind, operator=moving.operator, attempt=moving.attempts, reason=reason)
     _clear(turn, moving)
-    if moving.attempts >= _ATTEMPTS:
+    if moving.attempts >= ATTEMPTS:
         _end(turn, moving, reason)
         return
     later, attempts = turn.query.now + _PAUSE, moving.attempts + 1

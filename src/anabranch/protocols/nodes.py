@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.protocols.events import Done, Failed, Inspected
-from anabranch.protocols.model import Host, Node, Readiness, serving
+from anabranch.protocols.model import Host, Node, Readiness, instances_of, serving
 from anabranch.protocols.orders import SECOND, AskNodes, Drop, Inspect, Prepare, Wake
 from anabranch.protocols.query import PROBE, Outstanding, Owner, Turn, node_of
 
@@ -36,9 +36,9 @@ def remove(turn: Turn, host: Host) -> None:
     if host not in query.nodes:
         return
     left = {name: node for name, node in query.nodes.items() if name != host}
-    gone = {each.id for each in serving(query.slices.values()) if each.node == host}
-    turn.change(nodes=left, suspects=query.suspects | gone)
-    turn.tell("failure", host=host, slices=sorted(gone))
+    gone = {each.id: each for each in serving(query.slices.values()) if each.node == host}
+    turn.change(nodes=left, suspects=query.suspects | gone.keys())
+    turn.tell("failure", host=host, slices=sorted(gone), instances=instances_of(gone.values()))
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:

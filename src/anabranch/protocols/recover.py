@@ -17,7 +17,16 @@ from enum import Enum
 
 from anabranch.protocols import checkpoint, move, restart
 from anabranch.protocols.events import Done, Failed, Inspected
-from anabranch.protocols.model import Change, Host, Role, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import (
+    Change,
+    Host,
+    Role,
+    Routed,
+    Slice,
+    SliceId,
+    instances_of,
+    serving,
+)
 from anabranch.protocols.orders import SECOND, Inspect, Make, Replay, Wake
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
@@ -304,20 +313,12 @@ def _switch(turn: Turn) -> None:
     turn.tell(
         "recovery",
         seconds=(query.now - recovery.since) / SECOND,
-        lost=_instances(query, recovery.lost),
+        lost=instances_of(query.slices[i] for i in recovery.lost if i in query.slices),
         slices=[each.id for each in serve],
         restored=restored,
         replayed=query.committed - restored,
     )
     checkpoint.review(turn)
-
-
-def _instances(query: Query, slices: frozenset[SliceId]) -> dict[str, list[int]]:
-    """The instances of each operator that slices belong to."""
-    found: dict[str, set[int]] = {}
-    for each in (query.slices[i] for i in slices if i in query.slices):
-        found.setdefault(each.operator, set()).add(each.instance)
-    return {name: sorted(instances) for name, instances in found.items()}
 
 
 def _go_back(turn: Turn) -> None:

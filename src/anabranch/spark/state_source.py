@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.backup import Manifest, open_checkpoints, read_state, state_schema
 from anabranch.errors import CheckpointNotFound, PlanError
 from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.groups import KeyGroups, assign
+from anabranch.stores import Manifest, open_checkpoints, read_state, state_schema
 from anabranch.units import Version
 
 

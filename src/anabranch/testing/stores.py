@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from anabranch.backup.store import BackupStore, check_name
 from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened
+from anabranch.stores.store import BackupStore, check_name
 
 T = TypeVar("T")
 

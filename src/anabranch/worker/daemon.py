@@ -11,10 +11,13 @@ thousand rows half of a worker's time.
 import ctypes
 import gc
 import sys
+from importlib import import_module
+from pkgutil import iter_modules
 
 from pyspark import daemon
 
-import anabranch.worker.steps  # noqa: F401  imported here so that every forked worker has it
+import anabranch.operators
+import anabranch.worker.steps  # every forked worker has it, and the operators, already
 from anabranch.worker.warm import warm
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -34,8 +37,15 @@ def keep_memory() -> None:
         set_option(_TOP_PAD, _STEP)
 
 
+def import_operators() -> None:
+    """Import every operator there is: a worker would do it again for each of its processes."""
+    for module in iter_modules(anabranch.operators.__path__, "anabranch.operators."):
+        import_module(module.name)
+
+
 if __name__ == "__main__":
     keep_memory()
+    import_operators()
     warm()
     # A worker collects garbage after every task. Everything imported so far is none, and looking
     # through it each time would cost more than a small task does.

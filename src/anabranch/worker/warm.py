@@ -17,7 +17,7 @@ from anabranch.operators.aggregates import count, sum
 from anabranch.operators.context import Context
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
-from anabranch.operators.running import RunningAggregate
+from anabranch.operators.running_aggregate import RunningAggregate
 from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import tumbling
 from anabranch.state.capture import capture

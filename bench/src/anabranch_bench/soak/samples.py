@@ -23,7 +23,7 @@ ROLES = {
     "anabranch.worker.daemon": "python worker",
     "anabranch_bench.soak.program": "driver",
     "anabranch_bench.soak.compare": "comparison",
-    "anabranch.backup.merging": "merge",
+    "anabranch.stores.merging": "merge",
 }
 """What is in the command line of a process, and what it is."""
 _SETTLED = ("driver", "driver jvm", "executor", "agent", "python worker")

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from anabranch.backup import BackupStore, Files, FileStore, files
+from anabranch.backup import Files
 from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened, PlanError
+from anabranch.stores import BackupStore, FileStore, files
 from anabranch.testing import FaultyStore, MemoryStore
 
 
@@ -176,7 +177,8 @@ def test_a_put_into_a_file_did_not_happen(tmp_path: Path) -> None:
 def test_a_killed_put_is_not_seen_and_is_removed_later(tmp_path: Path) -> None:
     program = f"""
 import os, signal
-from anabranch.backup import Files, FileStore
+from anabranch.backup import Files
+from anabranch.stores import FileStore
 FileStore._flush = lambda self, path: os.kill(os.getpid(), signal.SIGKILL)
 Files({str(tmp_path)!r}).open().put("a", b"x" * 100_000)
 """

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.backup import BackupStore, Files, Manifest, Manifests, OperatorManifest
-from anabranch.backup.manifests import part_name
+from anabranch.backup import Files
 from anabranch.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -18,6 +17,8 @@ from anabranch.errors import (
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import assign
 from anabranch.state.part import Part
+from anabranch.stores import BackupStore, Manifest, Manifests, OperatorManifest
+from anabranch.stores.manifests import part_name
 from anabranch.testing import FaultyStore, MemoryStore
 from anabranch.units import Version
 

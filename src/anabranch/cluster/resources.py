@@ -19,7 +19,7 @@ from anabranch.cluster.sweep import sweep
 _MEMORY = Path("/dev/shm")
 
 
-class Running:
+class Resources:
     """The folder, the control groups, the master and the keeper of a cluster."""
 
     def __init__(self, folder: Path | None, cpus: float | None) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.backup.sealed import seal, unseal
 from anabranch.errors import CheckpointCorrupt
+from anabranch.stores.sealed import seal, unseal
 
 BODIES = st.dictionaries(
     st.text(max_size=5),

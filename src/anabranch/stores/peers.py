@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointNotFound, DidNotHappen
 from anabranch.state.part import peer_name as peer_name
+from anabranch.stores.store import BackupStore
 
 
 class PeerStore:

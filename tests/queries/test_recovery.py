@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import anabranch as ab
-from anabranch.query.running import RunningQuery
+from anabranch.queries.running_query import RunningQuery
 from anabranch.spark.logs import SparkLogs
 from anabranch.testing.feeds import Feed
 from anabranch.units import Version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.backup.store import Backup
+from anabranch.backup.policy import Backup
 from anabranch.checkpointing.policy import Checkpointing, Periodic
 from anabranch.coordinator.assembly import Settings
 from anabranch.errors import PlanError
@@ -12,7 +12,7 @@ from anabranch.movement.policy import FromCheckpoint, Movement
 from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
 from anabranch.plan.graph import Output, Plan
-from anabranch.query.running import RunningQuery
+from anabranch.queries.running_query import RunningQuery
 from anabranch.spark import session
 from anabranch.spark.bind import bind
 from anabranch.units import Duration, microseconds

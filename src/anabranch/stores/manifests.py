@@ -15,18 +15,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-from anabranch.backup.sealed import seal, unseal
-from anabranch.backup.store import BackupStore
 from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.chains import leading_to, needed
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
+from anabranch.stores.files import open_files
+from anabranch.stores.sealed import seal, unseal
+from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
 _MANIFESTS, _PARTS = "manifests/", "parts/"
 _MANIFEST = re.compile(rf"{_MANIFESTS}(\d{{12}})\.json")
+
+
+QUERY = "query.json"
+"""The file that says whose checkpoint folder it is."""
 
 
 def part_name(operator: str, instance: int, version: Version, full: bool, checksum: str) -> str:
@@ -206,6 +211,19 @@ class Manifests:
         except CheckpointError as error:
             _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
             return None
+
+
+def open_checkpoints(folder: str) -> tuple[Manifests, BackupStore]:
+    """The manifests of a query, and the store of the files that they name.
+
+    ``folder`` is what was given to ``start()``; it says where the files are if they are elsewhere.
+    """
+    store = open_files(folder)
+    try:
+        backup = unseal("query", store.get(QUERY).to_pybytes(), name=QUERY).get("backup")
+    except CheckpointNotFound:
+        backup = None
+    return Manifests(store), store if backup is None else open_files(backup)
 
 
 def _manifest_name(version: Version) -> str:

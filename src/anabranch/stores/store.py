@@ -7,12 +7,10 @@ a wrapper over a store is a store.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
-
-from anabranch.state.part import Part
 
 _NAME = re.compile(r"[A-Za-z0-9_%=+~-][A-Za-z0-9_%=+~.-]*(/[A-Za-z0-9_%=+~-][A-Za-z0-9_%=+~.-]*)*")
 
@@ -40,25 +38,6 @@ class BackupStore(Protocol):
 
     def size(self, name: str) -> int:
         """How many bytes are under a name; CheckpointNotFound if none are."""
-
-
-class Backup(Protocol):
-    """A backup policy: a plain value that says where, and opens the store wherever it is sent."""
-
-    def open(self) -> BackupStore:
-        """The store, ready to use in this process."""
-
-    def holders(
-        self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
-    ) -> tuple[str, ...]:
-        """The nodes to store a part of a slice at; none: the store outlives all nodes.
-
-        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
-        ``senders`` those of them that send rows to it.
-        """
-
-    def available(self, part: Part, nodes: Collection[str]) -> bool:
-        """Whether a part can be had from these nodes."""
 
 
 def check_name(name: str) -> str:

@@ -12,19 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.backup import (
-    BackupStore,
-    Manifest,
-    Manifests,
-    OperatorManifest,
-    Part,
-    back_up,
-    read_state,
-    retrieve,
-    state_rows,
-    state_schema,
-)
-from anabranch.backup.peers import PeerStore
 from anabranch.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
@@ -37,9 +24,22 @@ from anabranch.state import schema as types
 from anabranch.state.capture import Capture, CheckpointSchema, capture
 from anabranch.state.groups import KeyGroups, assign
 from anabranch.state.keys import KeyLayout
+from anabranch.state.part import Part
 from anabranch.state.partition import partition
 from anabranch.state.restore import restore
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.stores import (
+    BackupStore,
+    Manifest,
+    Manifests,
+    OperatorManifest,
+    back_up,
+    read_state,
+    retrieve,
+    state_rows,
+    state_schema,
+)
+from anabranch.stores.peers import PeerStore
 from anabranch.testing import FaultyStore, MemoryStore
 from anabranch.units import Version
 

@@ -16,7 +16,7 @@ from anabranch.operators.dedup import Deduplicate
 from anabranch.operators.join import Join
 from anabranch.operators.operator import Operator
 from anabranch.operators.per_key import OnRows, OnTimer, PerKey
-from anabranch.operators.running import RunningAggregate
+from anabranch.operators.running_aggregate import RunningAggregate
 from anabranch.operators.top_k import TopK
 from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import Window
@@ -31,7 +31,7 @@ from anabranch.plan.graph import (
     Transform,
     Unpack,
 )
-from anabranch.query.query import Query
+from anabranch.queries.query import Query
 from anabranch.spark.sinks.parquet import ParquetSink
 from anabranch.spark.sinks.simple import ConsoleSink, FunctionSink, MemorySink
 from anabranch.spark.sinks.sink import Sink

@@ -9,9 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.backup.manifests import Manifest, OperatorManifest, part_name
-from anabranch.backup.peers import peer_name
-from anabranch.backup.store import BackupStore
 from anabranch.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -26,6 +23,9 @@ from anabranch.state.chains import leading_to
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.state.partition import merge
+from anabranch.stores.manifests import Manifest, OperatorManifest, part_name
+from anabranch.stores.peers import peer_name
+from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
 
 

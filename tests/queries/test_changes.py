@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import anabranch as ab
-from anabranch.query.running import RunningQuery
+from anabranch.queries.running_query import RunningQuery
 from anabranch.testing.feeds import Feed
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from anabranch.backup.parts import state_rows
 from anabranch.coordinator.assembly import Assembly, Settings, assemble
 from anabranch.coordinator.events import Event
 from anabranch.coordinator.failures import translated
@@ -30,6 +29,7 @@ from anabranch.spark.sinks.sink import Replaceable
 from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import Routing
+from anabranch.stores.parts import state_rows
 from anabranch.units import NO_VERSION, Version
 
 _log = logging.getLogger("anabranch")
@@ -322,7 +322,8 @@ class RunningQuery:
             action()
         except Exception as error:
             told = f"{consequence}: {error}"
-            _log.warning("%s", told, exc_info=not isinstance(error, AnabranchError))
+            if not isinstance(error, AnabranchError):
+                _log.exception("An error at the end of the query was not expected.")
             self._parts.events.add("release failed", reason=told)
             if self._failure is None and not isinstance(error, AnabranchError):
                 self._failure = QueryFailed(f"{told} ({type(error).__name__})")

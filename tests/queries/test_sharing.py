@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 import anabranch as ab
 from anabranch.backup import Files
-from anabranch.query.running import RunningQuery
+from anabranch.queries.running_query import RunningQuery
 from anabranch.testing.feeds import Feed
 
 ROWS = pa.schema([("k", pa.int64())])

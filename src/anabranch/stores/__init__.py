@@ -1,0 +1,17 @@
+"""Stores of bytes under names, and what is kept in them: parts, and the manifests that name them.
+
+A store is five methods (:mod:`~anabranch.stores.store`). Captures go into it and come out of it
+(:mod:`~anabranch.stores.parts`). Which store a query has is its backup policy's to say.
+"""
+
+from anabranch.stores.files import FileStore as FileStore
+from anabranch.stores.manifests import Manifest as Manifest
+from anabranch.stores.manifests import Manifests as Manifests
+from anabranch.stores.manifests import OperatorManifest as OperatorManifest
+from anabranch.stores.manifests import open_checkpoints as open_checkpoints
+from anabranch.stores.parts import back_up as back_up
+from anabranch.stores.parts import read_state as read_state
+from anabranch.stores.parts import retrieve as retrieve
+from anabranch.stores.parts import state_rows as state_rows
+from anabranch.stores.parts import state_schema as state_schema
+from anabranch.stores.store import BackupStore as BackupStore

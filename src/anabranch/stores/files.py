@@ -1,0 +1,212 @@
+"""A store of files: in a local folder, on HDFS, in an object store, wherever pyarrow reaches."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from anabranch.durable import flush
+from anabranch.errors import (
+    CheckpointNotFound,
+    DidNotHappen,
+    MayHaveHappened,
+    StoreError,
+)
+from anabranch.places import resolve
+from anabranch.stores.store import check_name
+
+PARTIAL = ".partial"
+ABANDONED = timedelta(hours=1)
+OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+
+
+def open_files(uri: str) -> FileStore:
+    """The store in a folder, or at a URI that :meth:`pyarrow.fs.FileSystem.from_uri` reads."""
+    return FileStore(*resolve(uri), cached=False)
+
+
+class FileStore:
+    """A store in a folder of a file system; :func:`open_files` makes one.
+
+    Where a file can be seen before it is whole, it is written under another name first and then
+    renamed; on a local disk it is flushed before that, unless ``flushed`` is false: what was stored
+    last may then be lost, or be empty, after a power failure. Object stores show only whole
+    objects. Files that a killed process left half written are never listed, and are removed when
+    they are an hour old. Unless ``cached``, the system is told not to keep the files of a local
+    disk in memory: a checkpoint every few seconds would fill all of it, and whoever needs memory
+    next, such as a batch, would wait until some of it is freed.
+    """
+
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, *, flushed: bool = True, cached: bool = True
+    ) -> None:
+        self._fs = filesystem
+        self._flushes = flushed
+        self._cached = cached
+        self._root = root.rstrip("/")
+        self._local = isinstance(filesystem, fs.LocalFileSystem)
+        self._swept = False
+
+    def __repr__(self) -> str:
+        return f"FileStore({self._fs.type_name}, {self._root!r})"
+
+    def put(self, name: str, data: pa.Buffer | bytes) -> None:
+        """See :meth:`BackupStore.put`."""
+        path = self._path(name)
+        if self._fs.type_name in OBJECT_STORES:
+            with self._failing(MayHaveHappened, "write", path):
+                self._write(path, data)
+            return
+        partial = posixpath.join(self._root, PARTIAL, uuid.uuid4().hex)
+        try:
+            with self._failing(DidNotHappen, "write", path):
+                self._sweep()
+                self._make_folder(posixpath.dirname(partial))
+                self._make_folder(posixpath.dirname(path))
+                self._write(partial, data)
+                self._flush(partial)
+                self._let_go(partial)
+            with self._failing(MayHaveHappened, "write", path):
+                self._fs.move(partial, path)
+                self._flush(posixpath.dirname(path))
+        except StoreError:
+            with suppress(OSError):
+                self._fs.delete_file(partial)
+            raise
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store bytes under a name that nobody has used; False if somebody was first.
+
+        On a local disk, and wherever else a file can be made only once, exactly one of several
+        writers is told that it was first. An object store cannot say who was: there it is whoever
+        wrote last, and is read back to find out.
+        """
+        path = self._path(name)
+        with self._failing(MayHaveHappened, "write", path):
+            if self._fs.get_file_info(path).type != fs.FileType.NotFound:
+                return False
+            if not self._local:
+                self.put(name, data)
+                return bool(self.get(name).to_pybytes() == data)
+            partial = posixpath.join(self._root, PARTIAL, uuid.uuid4().hex)
+            self._make_folder(posixpath.dirname(partial))
+            self._make_folder(posixpath.dirname(path))
+            try:
+                self._write(partial, data)
+                self._flush(partial)
+                os.link(partial, path)
+            except FileExistsError:
+                return False
+            finally:
+                with suppress(OSError):
+                    self._fs.delete_file(partial)
+            self._flush(posixpath.dirname(path))
+            return True
+
+    def get(self, name: str) -> pa.Buffer:
+        """See :meth:`BackupStore.get`."""
+        path = self._path(name)
+        with self._failing(DidNotHappen, "read", path):
+            with self._fs.open_input_file(path) as file:
+                data = file.read_buffer()
+            self._let_go(path)
+        return data
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """See :meth:`BackupStore.list`."""
+        inside = posixpath.dirname(prefix)
+        folder = self._path(inside) if inside else self._root
+        with self._failing(DidNotHappen, "list", folder):
+            found = self._fs.get_file_info(
+                fs.FileSelector(folder, recursive=True, allow_not_found=True)
+            )
+        names = (
+            info.path[len(self._root) :].lstrip("/")
+            for info in found
+            if info.type == fs.FileType.File
+        )
+        return sorted(n for n in names if n.startswith(prefix) and not n.startswith(PARTIAL))
+
+    def delete(self, name: str) -> None:
+        """See :meth:`BackupStore.delete`."""
+        path = self._path(name)
+        with suppress(CheckpointNotFound), self._failing(MayHaveHappened, "delete", path):
+            self._fs.delete_file(path)
+
+    def size(self, name: str) -> int:
+        """See :meth:`BackupStore.size`."""
+        path = self._path(name)
+        with self._failing(DidNotHappen, "look up", path):
+            info = self._fs.get_file_info(path)
+            if info.type != fs.FileType.File:
+                raise FileNotFoundError(path)
+        return int(info.size)
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._root, check_name(name))
+
+    @contextmanager
+    def _failing(self, kind: type[StoreError], doing: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            if doing == "write":
+                raise kind(f"cannot {doing} {path} ({self._fs.type_name}): {error}") from error
+            raise CheckpointNotFound(f"there is no backup {path} ({self._fs.type_name})") from error
+        except (OSError, pa.ArrowException) as error:
+            raise kind(f"cannot {doing} {path} ({self._fs.type_name}): {error}") from error
+
+    def _write(self, path: str, data: pa.Buffer | bytes) -> None:
+        with self._fs.open_output_stream(path, compression=None) as stream:
+            stream.write(data)
+
+    def _make_folder(self, folder: str) -> None:
+        if not self._local:
+            self._fs.create_dir(folder, recursive=True)
+            return
+        path = Path(folder)
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            self._flush(str(made.parent))
+
+    def _flush(self, path: str) -> None:
+        """Wait until a local file or folder is on the disk: a rename alone is no promise."""
+        if self._local and self._flushes:
+            flush(path)
+
+    def _let_go(self, path: str) -> None:
+        """Free the memory in which the system has a local file; what is not on disk yet stays."""
+        if self._cached or not self._local or not hasattr(os, "posix_fadvise"):
+            return
+        with suppress(FileNotFoundError), _opened(path) as descriptor:  # deleted meanwhile
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _sweep(self) -> None:
+        """Remove what killed writers left behind, once for each store that writes."""
+        if self._swept:
+            return
+        self._swept = True
+        folder = posixpath.join(self._root, PARTIAL)
+        before = datetime.now(UTC) - ABANDONED
+        for info in self._fs.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+            if info.mtime is not None and info.mtime < before:
+                with suppress(OSError):
+                    self._fs.delete_file(info.path)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

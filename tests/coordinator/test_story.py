@@ -1,0 +1,263 @@
+"""The story of a query in its log: sentences with what happened, what is done, and the figures."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.coordinator import story
+from anabranch.coordinator.events import Event, Events
+from anabranch.protocols import orders as o
+from anabranch.protocols.events import Cause, Scale
+from anabranch.protocols.machine import step
+from anabranch.protocols.query import Query
+from anabranch.testing import MemoryStore
+from protocols import simulator
+from protocols.played import Play
+from protocols.simulator import Plan, Simulation
+
+RUNNING = Path(__file__).parents[2] / "docs" / "running.md"
+
+SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "checkpoint": (
+        {"version": 14, "bytes": 1_200_000},
+        "Published checkpoint 14 in 2.5 s: stored 1.2 MB.",
+    ),
+    "checkpoint failed": (
+        {"version": 14, "reason": "no room\nat all", "failures": 3, "tolerate": 10},
+        "Checkpoint 14 failed (3 in a row, 10 are tolerated): no room",
+    ),
+    "checkpoint damaged": (
+        {"version": 14, "reason": "its checksum is 7"},
+        "Checkpoint 14 is damaged, an older one is used: its checksum is 7",
+    ),
+    "part damaged": (
+        {"part": "parts/x.arrow"},
+        "Checkpoint file parts/x.arrow is damaged or gone; its rows are captured again with the "
+        "next checkpoint.",
+    ),
+    "merge": (
+        {"operator": "counter", "version": 14, "bytes": 999},
+        "Merged a chain of checkpoint files of counter into one of version 14 with 999 bytes.",
+    ),
+    "merge failed": (
+        {"slice": "1-7", "reason": "no room"},
+        "Merging the checkpoint files of slice 1-7 failed, so its next capture is a full one: "
+        "no room",
+    ),
+    "slices merged": (
+        {"operator": "counter", "slices": ["1-9"]},
+        "Merged small slices of counter into 1-9.",
+    ),
+    "stream held": (
+        {"published": 3, "committed": 190},
+        "The stream is held after batch 190 until a checkpoint is published: Spark's log of "
+        "offsets would soon not reach back to the newest one, 3.",
+    ),
+    "stream goes on": (
+        {"published": 190, "committed": 190},
+        "The stream goes on after batch 190: checkpoint 190 is published.",
+    ),
+    "scale": (
+        {
+            "operator": "counter",
+            "before": 4,
+            "after": 8,
+            "slices": ["1-9", "1-10"],
+            "bytes": 12_345_678,
+            "attempts": 1,
+            "batches": 3,
+            "pause": 0.123,
+        },
+        "Scaled counter from 4 to 8 instances in 2.5 s: moved 12.3 MB to 2 slices while 3 batches "
+        "ran, and held the stream for 0.12 s.",
+    ),
+    "scale failed": (
+        {"operator": "counter", "attempt": 1, "reason": "node 127.0.0.4 was lost"},
+        "Scaling counter failed with nothing changed (attempt 1 of 5): node 127.0.0.4 was lost",
+    ),
+    "batch failed": (
+        {"version": 97, "attempt": 1, "reason": "a Python worker died"},
+        "Batch 97 failed (attempt 1 of 8) and is run again: a Python worker died",
+    ),
+    "failure": (
+        {"host": "127.0.0.4", "slices": ["1-3"], "instances": {"counter": [2]}},
+        "Node 127.0.0.4 was lost with 1 slice of counter/2.",
+    ),
+    "node does not answer": (
+        {"host": "127.0.0.4", "reason": "timed out"},
+        "The agent of node 127.0.0.4 does not answer: timed out",
+    ),
+    "recovery": (
+        {"lost": {"counter": [2]}, "slices": ["1-9"], "restored": 14, "replayed": 1},
+        "Recovered counter/2 in 2.5 s: made 1 slice from checkpoint 14 and replayed 1 batch.",
+    ),
+    "recovery failed": (
+        {"reason": "node 127.0.0.5 was lost", "step": "replaying batches"},
+        "A recovery failed while replaying batches and begins again: node 127.0.0.5 was lost",
+    ),
+    "going back": (
+        {"committed": 17, "reason": "state and its backups were lost"},
+        "The query goes back from batch 17 to a published checkpoint: state and its backups were "
+        "lost",
+    ),
+    "restarted": (
+        {"start": 12, "target": 17},
+        "The query goes on from checkpoint 12, and runs 5 batches again, up to batch 17.",
+    ),
+    "restart failed": (
+        {"reason": "node 127.0.0.5 was lost", "step": "making slices from parts"},
+        "A restart failed while making slices from parts and begins again: node 127.0.0.5 was lost",
+    ),
+    "power failure": (
+        {"restored": 3, "again": 2},
+        "The machine was rebooted since the query ran, so what was written since checkpoint 3 may "
+        "be incomplete: it is removed, and 2 batches will run again.",
+    ),
+    "pool short": (
+        {"nodes": 2, "missing": 1},
+        "The query has 2 nodes and wants 3; asking the cluster manager for 1 more.",
+    ),
+    "release failed": (
+        {"reason": "old files were not removed: no answer"},
+        "Old files were not removed: no answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_an_event_prints_as_a_sentence(kind: str) -> None:
+    details, sentence = SENTENCES[kind]
+    assert str(Event(kind, 0.0, 2.5, details)) == sentence
+
+
+def test_every_kind_of_event_has_a_sentence() -> None:
+    table = RUNNING.read_text().partition("| Kind |")[2].partition("\n\n")[0]
+    kinds = [row.split("|")[1] for row in table.splitlines()[2:]]
+    documented = {kind for each in kinds for kind in re.findall("`(.*?)`", each)}
+    assert documented == SENTENCES.keys()
+
+
+def test_an_event_of_another_release_is_printed_as_it_is() -> None:
+    assert str(Event("recovery", 0.0, 1.0, {"shards": 3})) == "recovery: {'shards': 3}"
+    assert str(Event("eclipse", 0.0)) == "eclipse: {}"
+
+
+def test_events_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    events = Events(MemoryStore(), 1)
+    for kind in ("checkpoint", "failure"):
+        events.add(kind, 2.5, **SENTENCES[kind][0])
+    assert [(each.levelno, each.message) for each in caplog.records] == [
+        (logging.INFO, SENTENCES["checkpoint"][1]),
+        (logging.WARNING, SENTENCES["failure"][1]),
+    ]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the log has of all queries that are played."""
+    found: list[str] = []
+
+    def told(query: Query, event: Any, now: int) -> Any:
+        after, orders = step(query, event, now)
+        for _, order in orders:
+            story.name_of(order)
+            if isinstance(order, o.Tell):
+                rest: dict[str, Any] = dict(order.details)
+                found.append(story._sentence(order.kind, rest.pop("seconds", 0.0), rest))
+        found.extend(text for _, text in story.beginnings(query, after))
+        return after, orders
+
+    monkeypatch.setattr("protocols.played.step", told)
+    monkeypatch.setattr(simulator, "step", told)
+    return found
+
+
+def test_the_story_of_a_recovery(lines: list[str]) -> None:
+    play = Play.started(hosts="abc", instances=2)
+    play.batches(2)
+    play.checkpoint()
+    play.batches(3)
+    lines.clear()
+    play.lose(play.query.routed["op"].hosts[1])
+    assert lines == [
+        "Node b was lost with 1 slice of op/1.",
+        "Recovering op/1 on c from checkpoint 3: 1 slice, 0 rows to read, 1 batch to replay.",
+        "Recovered op/1 in 0.0 s: made 1 slice from checkpoint 3 and replayed 1 batch.",
+    ]
+
+
+def test_the_story_of_a_recovery_that_is_begun_again(lines: list[str]) -> None:
+    play = Play.started(hosts="abc", instances=2)
+    play.batches(2)
+    play.hold(o.Make)
+    lines.clear()
+    play.lose("b")
+    play.fail(play.last(o.Make), "no room")
+    play.let_go(o.Make)
+    play.wait(1)
+    assert lines[:3] == [
+        "Node b was lost with 1 slice of op/1.",
+        "Recovering op/1 on c from empty state: 1 slice, 0 rows to read, 2 batches to replay.",
+        "A recovery failed while making slices from parts and begins again: no room",
+    ]
+    assert lines[-1].startswith("Recovered op/1 in 0.5 s")
+
+
+def test_the_story_of_a_scale(lines: list[str]) -> None:
+    play = Play.started(hosts="abc", instances=2)
+    play.batches(2)
+    lines.clear()
+    play.command(Scale, "op", 3)
+    play.batches(6)
+    assert lines[:3] == [
+        "Scaling op from 2 to 3 instances.",
+        "Moving 2 of 8 key groups of op to 1 slice on c.",
+        "Scaled op from 2 to 3 instances in 0.0 s: moved 200 bytes to 1 slice while 1 batch ran, "
+        "and held the stream for 0.00 s.",
+    ]
+
+
+def test_the_story_of_a_start(lines: list[str]) -> None:
+    play = Play.started(hosts="ab", instances=2)
+    assert lines == [
+        "Node a is ready: it has an executor and an agent.",
+        "Node b is ready: it has an executor and an agent.",
+        "Driver 1 takes the query over: no batch has run yet.",
+        "The query begins with empty state.",
+    ]
+    play.batches(4)
+    published = next(each for each in play.sent if isinstance(each, o.Publish)).published
+    again = Play.of()
+    again.come("a")
+    lines.clear()
+    again.take_over(1, published=(published,), committed=published.version + 2)
+    again.wait(60)
+    start = published.version
+    assert lines == [
+        f"Driver 1 takes the query over: the last batch is {start + 2}, the newest version "
+        f"published {start}.",
+        f"Making the state of op from checkpoint {start}: 1 slice on a, 0 rows to read.",
+        f"The query goes on from checkpoint {start}, and runs 2 batches again, up to batch "
+        f"{start + 2}.",
+    ]
+
+
+def test_the_story_of_a_batch_that_fails(lines: list[str]) -> None:
+    play = Play.started()
+    lines.clear()
+    order = play.ask()
+    assert order is not None
+    play.break_off(order, Cause.PROCESS_LOST, "a Python worker died")
+    assert lines == ["Batch 0 failed (attempt 1 of 8) and is run again: a Python worker died"]
+
+
+def test_no_history_is_beyond_words(lines: list[str]) -> None:
+    """Were a sentence not to be found, the loop would end, and the query with it."""
+    for seed in range(40):
+        Simulation(Plan.of(seed)).run()
+    told = {line.split()[0] for line in lines}
+    assert told >= {"Node", "Recovered", "Recovering", "Scaled", "Scaling", "Checkpoint", "Driver"}
