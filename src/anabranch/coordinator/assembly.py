@@ -325,7 +325,7 @@ def _nodes(
         "keep": not settings.checkpointing.backs_up,
     }
     seconds = upstream.timeout_seconds
-    start = AgentStart((), root, context, tls, upstream.capacity_bytes, seconds)
+    start = AgentStart((), root, context, tls, upstream.capacity_bytes, seconds, epoch)
     trusted = None if tls is None else tls.trusted()
     agents = Agents(spark, epoch, secret, start, seconds, trusted)
     if isinstance(backup, Upstream):
