@@ -26,7 +26,7 @@ from anabranch.coordinator import assembly, identity
 from anabranch.coordinator.assembly import Assembly
 from anabranch.coordinator.batches import HERE, Program, slice_order, slices_told
 from anabranch.coordinator.commits import Commit
-from anabranch.coordinator.epochs import Reign
+from anabranch.coordinator.epochs import Lookout, Reign
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.failures import translated
 from anabranch.coordinator.folder import CheckpointFolder
@@ -327,6 +327,7 @@ class Mini:
             asking=asking,
             nodes=nodes,
             watcher=watcher,
+            lookout=Lookout(reign, shell.depose, 0.2),
             ledger=ledger,
             events=events,
             batches=batches,
@@ -417,6 +418,7 @@ class Mini:
     def _stopped(self, reason: AnabranchError) -> None:
         self.failure = self.failure or reason
         self.assembly.batches.end(reason)
+        threading.Thread(target=self.assembly.stream.give_up, daemon=True).start()
 
     def _raise(self) -> None:
         if self.failure is not None:

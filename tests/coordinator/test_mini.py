@@ -192,6 +192,40 @@ def test_the_next_driver_goes_on_after_moves(query: Mini, tmp_path: Path) -> Non
         again.end(killed=True)
 
 
+def test_a_driver_that_another_one_has_replaced_ends_though_nothing_comes(
+    query: Mini, tmp_path: Path
+) -> None:
+    query.step()
+    elsewhere = Mini(query.disk, tmp_path / "elsewhere", None, every=1)
+    elsewhere.start()
+    try:
+        with query.changed:
+            assert query.changed.wait_for(lambda: query._over, 60)
+        assert isinstance(query.failure, Deposed)
+        elsewhere.step()
+        check_results(elsewhere)
+    finally:
+        elsewhere.end(killed=True)
+
+
+def test_a_batch_that_a_deposed_driver_has_planned_is_run_as_planned(query: Mini) -> None:
+    """Spark refuses to write what is there, and ends; it is started again."""
+    for _ in range(3):
+        query.step()
+
+    def plan(version: int, most: int = 5) -> None:
+        del query._plan  # type: ignore[attr-defined]
+        query._plan(version, most)
+        raise RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.")
+
+    query._plan = plan  # type: ignore[method-assign]
+    query.step()
+    assert query.assembly.batches.committed == 3
+    query.step()
+    check_results(query)
+    assert query.failure is None
+
+
 def test_a_driver_that_another_one_has_replaced_delivers_nothing(
     query: Mini, tmp_path: Path
 ) -> None:

@@ -12,14 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from acting import Print, Temporary
 from node_tools import EPOCH, Reached, Starter, is_gone, wait_until
 
-from anabranch.errors import DidNotHappen, PlanError, Refused
+from anabranch.errors import Deposed, DidNotHappen, PlanError, Refused
 from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.log import LARGEST
 from anabranch.nodes.requests import Rename, TableName
+from anabranch.state.lock import holder_of
 
 
 @pytest.fixture
@@ -80,6 +82,46 @@ def test_one_agent_for_a_folder(start: Starter, agent: AgentAddress, secret: Sec
         start(secret=Secret.new())
     with Reached(str(agent), Signer(secret)) as node:
         assert node.ping().pid == agent.pid
+
+
+def test_an_agent_that_hangs_is_replaced(start: Starter, secret: Secret, tmp_path: Path) -> None:
+    first = start(folder=tmp_path)
+    with Reached(str(first), Signer(secret)) as node:
+        node.put("a", b"kept")
+    os.kill(first.pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
+    since = time.monotonic()
+    second = start(folder=tmp_path)
+    assert time.monotonic() - since < 30
+    assert is_gone(first.pid)
+    with Reached(str(second), Signer(secret)) as node:
+        assert node.get("a").to_pybytes() == b"kept"
+
+
+def test_a_later_driver_takes_the_folder_over(start: Starter, tmp_path: Path) -> None:
+    """Whoever is the later one: each driver has a secret of its own."""
+    first, mine, other = start(folder=tmp_path, epoch=1), Secret.new(), Secret.new()
+    with pytest.raises(DidNotHappen, match=r"another agent has .*not signed with the secret"):
+        start(folder=tmp_path, epoch=1, secret=other)
+    second = start(folder=tmp_path, epoch=2, secret=mine)
+    assert is_gone(first.pid)
+    with pytest.raises(Deposed, match="epoch 2"):
+        start(folder=tmp_path, epoch=1)
+    assert start(folder=tmp_path, epoch=2, secret=mine) == second
+
+
+def test_a_stranger_is_not_ended(start: Starter, tmp_path: Path) -> None:
+    """The number of the process that had the folder is that of another one by now."""
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (tmp_path / "lock").write_text(str(stranger.pid))
+        assert holder_of(tmp_path) is None
+        address = start(folder=tmp_path)
+        assert holder_of(tmp_path) == address.pid
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.communicate()
 
 
 def test_many_starts_at_once_make_one_agent(start: Starter, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import identity
 from anabranch.coordinator.batches import HERE, Batches, Program
-from anabranch.coordinator.epochs import Reign
+from anabranch.coordinator.epochs import Lookout, Reign
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.folder import CheckpointFolder
 from anabranch.coordinator.identity import DriverLock, Identity
@@ -89,6 +89,7 @@ class Assembly:
     asking: Asking
     nodes: Nodes
     watcher: Watcher
+    lookout: Lookout
     ledger: Ledger
     events: Events
     batches: Batches
@@ -108,6 +109,7 @@ class Assembly:
         self.loop.begin(self.shell)
         self.loop.tell(Started(facts))
         self.watcher.begin()
+        self.lookout.begin()
 
     def _damaged(self, version: Version, reason: str) -> None:
         self.events.add("checkpoint damaged", version=version, reason=reason[:500])
@@ -120,6 +122,7 @@ class Assembly:
     def closing(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What is to be closed, in this order, and what it means if it cannot be."""
         yield "its nodes are still looked at", self.watcher.close
+        yield "its epoch is still looked at", self.lookout.close
         yield "its coordinator was not closed", self.loop.close
         yield "its work was not finished", self.shell.close
         yield "its nodes were not let go", self.nodes.close
@@ -264,6 +267,7 @@ def _taken_over(
         asking=asking,
         nodes=nodes,
         watcher=watcher,
+        lookout=Lookout(reign, shell.depose),
         ledger=ledger,
         events=events,
         batches=batches,
@@ -326,7 +330,7 @@ def _nodes(
         "keep": not settings.checkpointing.backs_up,
     }
     seconds = upstream.timeout_seconds
-    start = AgentStart((), root, context, tls, upstream.capacity_bytes, seconds)
+    start = AgentStart((), root, context, tls, upstream.capacity_bytes, seconds, epoch)
     trusted = None if tls is None else tls.trusted()
     agents = Agents(spark, epoch, secret, start, seconds, trusted)
     if isinstance(backup, Upstream):

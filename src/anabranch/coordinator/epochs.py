@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from anabranch.errors import Deposed, DidNotHappen, StoreError
@@ -20,6 +21,7 @@ _FOLDER = "epochs/"
 _NAME = re.compile(rf"{_FOLDER}(\d{{9}})")
 _KEPT = 3
 _TRIES = 100
+_LOOK_SECONDS = 10.0
 
 
 class EpochStore(Protocol):
@@ -87,6 +89,43 @@ class Reign:
                 _log.info(
                     "The file that says driver %s had the query was not removed: %s", epoch, error
                 )
+
+
+class Lookout:
+    """Looks now and then whether this driver still has the query.
+
+    Whatever a driver writes, it looks first. One that has nothing to write would never find out,
+    and keep what it has of a cluster from the one that has taken over.
+    """
+
+    def __init__(
+        self, reign: Reign, deposed: Callable[[Deposed], None], seconds: float = _LOOK_SECONDS
+    ) -> None:
+        self._reign = reign
+        self._deposed = deposed
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="anabranch-epochs", daemon=True)
+
+    def begin(self) -> None:
+        """Look from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(self._seconds):
+            try:
+                self._reign.check()
+            except Deposed as error:
+                self._deposed(error)
+                return
+            except StoreError as error:
+                _log.info("It cannot be seen whether another driver has the query: %s", error)
 
 
 def _taken(store: EpochStore) -> list[int]:

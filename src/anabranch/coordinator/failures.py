@@ -39,6 +39,11 @@ _LOST_WORKER = (
     "part of cancelled job tags",
     "has failed the maximum allowable number of times",
 )
+_PLANNED = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Concurrent update to the log",
+    "Multiple streaming queries are concurrently using",
+)
 _STOPPED = ("SparkContext was shut down", "stopped SparkContext", "SparkContext is stopped")
 _TRY_AGAIN = {StateLocked, Fenced, Misplaced, Reshaped, CutOff}
 
@@ -54,6 +59,11 @@ def lost_worker(error: BaseException) -> bool:
 def reshaped(error: BaseException) -> bool:
     """Whether a task could not know which instance it was to run."""
     return any(isinstance(_ours(each), Reshaped) for each in _with_causes(error))
+
+
+def another_planned(error: BaseException) -> bool:
+    """Whether Spark's query ended because what it was to write into its logs was there already."""
+    return any(sign in str(error) for sign in _PLANNED)
 
 
 def session_gone(error: BaseException) -> bool:

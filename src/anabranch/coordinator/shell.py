@@ -297,6 +297,11 @@ class Shell:
         _log.error("The query stops at batch %s: %s", self._loop.query.committed, failure)
         self._stopped(failure)
 
+    def depose(self, error: Deposed) -> None:
+        """Another driver has taken the query over, and nothing that this one does counts."""
+        self._deposed = error
+        self._loop.tell(Failed(OrderId(0), str(error), fenced=True))
+
     def close(self) -> None:
         """Wait for what is under way, and take no more orders."""
         for pool in (self._spark, self._probing, self._at_nodes, self._writing):

@@ -14,12 +14,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from anabranch.coordinator import rewind
 from anabranch.coordinator.events import Events
-from anabranch.coordinator.failures import session_gone, translated
+from anabranch.coordinator.failures import another_planned, session_gone, translated
 from anabranch.coordinator.handover import HandOver, TakenBack
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.rewind import Rewind
-from anabranch.errors import AnabranchError, DidNotHappen, QueryFailed
+from anabranch.errors import AnabranchError, Deposed, DidNotHappen, QueryFailed, StoreError
 from anabranch.protocols import orders
 from anabranch.protocols.query import Query
 from anabranch.spark import quiet
@@ -28,6 +28,8 @@ from anabranch.spark.sinks.sink import Replaceable, Sink
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
+_RESTARTS = 5
+"""So often in a row Spark's query is started again because another driver has written its logs."""
 
 
 Take = Callable[[DataFrame, int], None]
@@ -138,16 +140,51 @@ class Stream:
                 self._run_again()
                 # Not before: a driver that dies on the way must go the whole way once more.
                 self._ledger.note_boot()
-                self._start()
-                self.has_run = True
-                self.ready.set()
-                self.spark_query.awaitTermination()
+                self._run_on()
                 return None
             except Exception as error:
                 if self._stopping:
                     return None
                 if not self._batches.taken_back:
-                    return self._batches.failure or translated(error)
+                    return self._deposed() or self._batches.failure or translated(error)
+        return None
+
+    def _run_on(self) -> None:
+        """Run batches until the stream ends.
+
+        A driver that was paused may wake up between two batches, and plan one before it finds that
+        it was deposed. It is run as planned: Spark's query is started again, and reads its logs.
+        """
+        restarts, at = 0, self._batches.committed
+        while True:
+            self._start()
+            self.has_run = True
+            self.ready.set()
+            try:
+                self.spark_query.awaitTermination()
+                return
+            except Exception as error:
+                if self._stopping or self._batches.taken_back or not another_planned(error):
+                    raise
+                self._ledger.reign.check()
+                restarts = restarts + 1 if self._batches.committed == at else 1
+                at = self._batches.committed
+                if restarts > _RESTARTS:
+                    raise
+                _log.warning(
+                    "Another driver has planned the batch after %s, before it found that this one "
+                    "has taken the query over. Starting Spark's query again, to run it as planned.",
+                    at,
+                )
+
+    def _deposed(self) -> Deposed | None:
+        """That another driver has taken the query over, if so: whatever else fails follows."""
+        try:
+            self._ledger.reign.check()
+        except Deposed as error:
+            return error
+        except StoreError as error:
+            _log.info("It cannot be seen whether another driver has the query: %s", error)
         return None
 
     def stop(self) -> None:
@@ -157,6 +194,12 @@ class Stream:
         with suppress(QueryFailed):  # it has ended by itself
             self._loop.wait_for(lambda q: not q.running)
         self._batches.end(QueryFailed("the query is being stopped"))
+        self._end()
+
+    def give_up(self) -> None:
+        """End without waiting for a batch: the query cannot go on. Spark may have none to run."""
+        with self._lock:
+            self._stopping = True
         self._end()
 
     def rewind(self, order: orders.Rewind) -> None:

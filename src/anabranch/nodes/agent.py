@@ -28,7 +28,8 @@ from anabranch.errors import PlanError, StateLocked
 from anabranch.nodes.chunks import TIMEOUT
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.log import Trimmed, trim
-from anabranch.nodes.node import Node
+from anabranch.nodes.node import Deadline, Node
+from anabranch.nodes.requests import Epoch
 from anabranch.nodes.server import Agent
 from anabranch.nodes.starting import ADDRESS, join
 from anabranch.nodes.tickets import Secret, Verifier
@@ -58,6 +59,7 @@ class Config:
     log: str | None = None
     timeout: float = TIMEOUT
     watch_pid: int | None = None
+    epoch: int | None = None
     node: str | None = None
     warm: str | None = None
     context: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -86,7 +88,11 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         # Parts on their way are kept beside the backups: elsewhere may be memory.
         tempfile.tempdir = str(_emptied(folder / _SCRATCH))
         vault = Vault(folder / _BACKUPS, config.limit)
-        agent = _listen(config, vault, Fence(folder / EPOCH), done)
+        fence = Fence(folder / EPOCH)
+        if config.epoch is not None:
+            with fence.admit(Epoch(config.epoch), Deadline(config.timeout)):
+                pass  # no driver before this one starts an agent here any more
+        agent = _listen(config, vault, fence, done)
         _log.info(
             "The agent listens at %s port %d; its backups: %r", config.host, agent.port, vault
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -16,16 +18,23 @@ from typing import Any
 
 from anabranch.errors import DidNotHappen, PlanError, Refused, StoreError
 from anabranch.nodes.chunks import TIMEOUT
+from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.log import private_file
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.remote import RemoteNode
-from anabranch.nodes.requests import Ping
+from anabranch.nodes.requests import Epoch, Ping
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.private import private_folder
+from anabranch.state.lock import holder_of
+
+_log = logging.getLogger(__name__)
 
 ADDRESS = "agent.json"
 START = 60.0
 _PING = 5.0
+_SILENT = 10.0
+"""An agent that has a folder and answers nothing for so many seconds hangs, and is ended."""
+_END = 10.0
 _PAUSE = 0.1
 _QUOTED_LINES = 15
 
@@ -54,6 +63,7 @@ def start_agent(
     folder: Path,
     limit: int | None,
     watch_pid: int | None,
+    epoch: Epoch | None = None,
     node: str | None = None,
     context: Mapping[str, Any] | None = None,
     warm: str | None = None,
@@ -72,7 +82,9 @@ def start_agent(
     ``make(context, vault, fence) -> Node`` as ``module:attribute``, and ``warm`` one that is called
     once beside the first requests, to load what they need. A transfer that stands still
     for ``transfer_timeout`` seconds is given up. If an agent with the same secret has the folder
-    already, its address is returned, and it goes on with what it was started with.
+    already, its address is returned, and it goes on with what it was started with. One that hangs
+    is ended, and so is one of a driver before that of ``epoch``: its folder is taken over. Deposed
+    if it is of a later one.
     DidNotHappen, with the end of the log, if there is no agent within ``timeout`` seconds.
     """
     request = {
@@ -84,6 +96,7 @@ def start_agent(
         "log": _text(log),
         "timeout": transfer_timeout,
         "watch_pid": watch_pid,
+        "epoch": epoch,
         "node": node,
         "warm": warm,
         "context": dict(context or {}),
@@ -97,21 +110,56 @@ def start_agent(
         line = json.dumps(request).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise PlanError(f"start_agent: the context cannot be sent as JSON: {error}") from error
+    fence = Fence(Path(folder) / EPOCH)
     deadline = time.monotonic() + timeout
+    silent: dict[int, float] = {}
     while True:
+        if epoch is not None:
+            fence.check(epoch)
         found, why = _running(Path(folder) / ADDRESS, Signer(secret), root)
         if found is not None:
             return found
         answer = _spawn(line, log, deadline)
         if "port" in answer:
             return AgentAddress(host, answer["port"], answer["pid"])
-        # Another agent has the folder: either it is just starting, or it has another secret.
+        # Another agent has the folder: it is just starting, it hangs, or it is of another driver.
+        holder = holder_of(Path(folder))
+        older = epoch is not None and fence.greatest() < epoch
+        if holder is not None and isinstance(why, Refused) and older:
+            _log.warning("Ending agent %d in %s: it is of an earlier driver.", holder, folder)
+            _end(holder, Path(folder))
+            continue
         if isinstance(why, Refused) or time.monotonic() > deadline:
             raise DidNotHappen(
                 f"another agent has {folder}, and does not answer: {why}; end it (its process is "
                 f"in {Path(folder) / ADDRESS}) or give another folder"
             )
+        if holder is not None:
+            since = silent.setdefault(holder, time.monotonic() - _PING)
+            if time.monotonic() - since >= _SILENT:
+                _log.warning("Ending agent %d in %s: it does not answer.", holder, folder)
+                _end(holder, Path(folder))
+                continue
         time.sleep(_PAUSE)
+
+
+def _end(pid: int, folder: Path) -> None:
+    """Kill an agent that has a folder, and wait until it is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if holder_of(folder) != pid:  # it has ended, and its number may be that of a stranger
+            return
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(1000 * _END)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(descriptor)
 
 
 def _running(

@@ -278,6 +278,10 @@ class RunningQuery:
         if self._failure is None:
             self._failure = reason
         self._parts.batches.end(reason)
+        # Spark may have no batch to run with which the query would end. Its stop waits for threads.
+        threading.Thread(
+            target=self._parts.stream.give_up, name="anabranch-give-up", daemon=True
+        ).start()
 
     def _supervise(self) -> None:
         """Wait for the end of the query; whatever happens, say that it has ended and why."""

@@ -33,6 +33,11 @@ _ON_A_CLUSTER = {
     # another node has most of the rows. Jobs whose node is lost are ended by the coordinator.
     "spark.locality.wait": "365d",
     "spark.shuffle.reduceLocality.enabled": "false",
+    # The stream waits for an executor that hangs until it counts as lost, by default for two or
+    # three minutes. What it had is recovered in seconds.
+    "spark.executor.heartbeatInterval": "5s",
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "40s",
+    "spark.network.timeoutInterval": "5s",
 }
 _LEAST_WAIT_MS = 3_600_000
 _EXCLUDING = (

@@ -40,6 +40,24 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
         os.close(fd)
 
 
+def holder_of(folder: Path) -> int | None:
+    """The live process that has the lock of a folder open and has noted itself as its holder."""
+    path = folder / "lock"
+    try:
+        pid, lock = int(path.read_text()), path.stat()
+        opened = list(Path(f"/proc/{pid}/fd").iterdir())
+    except (OSError, ValueError):
+        return None
+    return pid if any(_is_open(each, lock) for each in opened) else None
+
+
+def _is_open(descriptor: Path, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(descriptor.stat(), file)
+    except OSError:
+        return False  # closed meanwhile
+
+
 def _try(path: Path) -> int | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from anabranch.nodes.folders import StateRoot
+from anabranch.nodes.requests import Epoch
 from anabranch.nodes.starting import start_agent
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
@@ -61,6 +62,8 @@ class AgentStart:
     """The most that a node keeps for others, in bytes."""
     timeout: float
     """The seconds that a transfer may stand still."""
+    epoch: Epoch
+    """Of the driver. Agents of earlier ones are ended."""
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row: the host, and the address of the agent there, or null if the task is elsewhere.
@@ -89,6 +92,7 @@ class AgentStart:
             limit=self.capacity,
             transfer_timeout=self.timeout,
             watch_pid=pid,
+            epoch=self.epoch,
             node="anabranch.nodes.serving:make",
             context=context,
             warm="anabranch.worker.warm:warm",
