@@ -14,8 +14,10 @@ from table_tools import decoded, encode, table_of
 from anabranch.errors import StateError
 from anabranch.kernels import timers as kernels
 from anabranch.state import schema
+from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.state.view import State
 from anabranch.units import Version
 
 NOW = 1_700_000_000_000_000
@@ -142,3 +144,30 @@ def test_a_table_without_timers_says_so(folder: Path) -> None:
     with pytest.raises(StateError, match="timers = True"):
         table.set_timer(at, np.array([5]))
     table.destroy()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 9)), max_size=60),
+    st.sets(st.integers(0, 127)),
+    st.integers(0, 9),
+)
+def test_rows_of_groups_that_have_left_are_not_seen(
+    tmp_path_factory: pytest.TempPathFactory,
+    timers: list[tuple[int, int]],
+    left: set[int],
+    upto: int,
+) -> None:
+    table = table_of(tmp_path_factory.mktemp("table"))
+    wanted = {(f"key {number}", number): at for number, at in timers}
+    keys = list(wanted)
+    with table.lock(timeout=1):
+        table.begin(Version(0), 1)
+        rows = table.rows(encode(keys))
+        table.set_timer(rows, np.array(list(wanted.values()), np.int64))
+        groups = dict(zip(keys, table.groups(rows).tolist(), strict=True))
+        state = State(table, ("name",), KeyGroups.of(sorted(left)))
+        stay = {key for key in keys if groups[key] not in left}
+        due = {key for key in stay if wanted[key] <= upto}
+        assert sorted(decoded(table, state.due(upto))) == sorted(due)
+        assert sorted(decoded(table, state.part(0, 1))) == sorted(stay)
+    table.close()

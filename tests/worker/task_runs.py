@@ -49,6 +49,24 @@ class Counting(Operator):
         return rows
 
 
+class Ending(Operator):
+    """Gives out each id once, when its time has come."""
+
+    state = schema.schema(n=schema.int64)
+    timers = True
+
+    def process(self, rows: Rows, state: State, context: Context) -> None:
+        state.set_timer(state.rows(rows), 1)
+
+    def finish(self, state: State, context: Context) -> Rows | None:
+        if context.watermark is None:
+            return None
+        due = state.due(context.watermark)
+        ids = state.keys(due)[0]
+        state.delete(due)
+        return Rows(pa.record_batch({"id": ids}))
+
+
 @dataclass(frozen=True)
 class Captured:
     """That all slices are to be captured."""
@@ -77,12 +95,16 @@ class Running:
         groups: int = 16,
         name: str = "op",
         slices: int = 1,
+        operator: Operator | None = None,
     ) -> None:
+        self.operator = operator or Counting()
         self.spark, self.name, self.slices = spark, name, slices
         self.routing = Routing.even(groups, instances)
         self.root = StateRoot("0123456789ab", str(folder))
         key = pa.field("id", pa.int64(), nullable=False)
-        self.layout = TableLayout(KeyLayout([key], (), groups), Counting.state)
+        self.layout = TableLayout(
+            KeyLayout([key], (), groups), self.operator.state, self.operator.timers
+        )
         self.reports: Any = Mailbox() if spark is None else Reports(spark.sparkContext)
         for order in chain(*self.orders()):
             StateTable.create(self.folder(order), self.layout).close()
@@ -134,7 +156,7 @@ class Running:
     ) -> OperatorTask:
         return OperatorTask(
             name=self.name,
-            operator=Counting(),
+            operator=self.operator,
             keys=("id",),
             layout=self.layout,
             output=pa.schema([pa.field("id", pa.int64())]),

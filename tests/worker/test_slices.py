@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark import TaskContext
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
-from task_runs import Captured, Counting, Running
+from task_runs import Captured, Counting, Ending, Running
 
 from anabranch.coordinator.failures import translated
 from anabranch.errors import Reshaped, StateMissing
@@ -297,6 +297,18 @@ def test_a_capture_that_cannot_be_is_refused() -> None:
     for captured, clean in [("1", True), ("1-4", True), ("1-4", False)]:
         with pytest.raises(ValueError, match="op@1/0 serves the groups 0-3; groups 1"):
             order(captured, clean=clean)
+
+
+def test_timers_of_groups_that_have_left_are_not_due(tmp_path: Path) -> None:
+    """Their rows are in two tables until they are shed; only where they are served they count."""
+    ending = Running(None, tmp_path, instances=1, operator=Ending())
+    ((order,),) = ending.orders()
+    stays, goes = KeyGroups.parse("0-8"), KeyGroups.parse("9-15")
+    left = ((SliceOrder(order.table, stays, shed=goes),),)
+    assert out_of(ending, ending.task(0, 1), [IDS]) == []
+    after = replace(ending.task(1, 2), slices=left, watermark=1)
+    kept = [i for i, group in zip(IDS, groups_of_ids(IDS), strict=True) if group in stays]
+    assert sorted(out_of(ending, after, [[]])) == kept
 
 
 def test_rows_of_groups_that_have_left_are_shed(four: Running) -> None:

@@ -9,10 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anabranch.kernels import reduce
+from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyBatch
 from anabranch.state.table import StateTable
 
 Array = npt.NDArray[Any]
+NO_GROUPS = KeyGroups()
 
 
 class Keyed(Protocol):
@@ -42,14 +44,22 @@ class Column:
 class State:
     """The table of one slice of an operator during one batch.
 
-    A slice has all rows of some keys; an instance runs one or several.
+    A slice has all rows of some keys; an instance runs one or several. Rows of groups that have
+    ``left`` for another slice may still be in the table: they are not seen any more.
 
     Row numbers are good until the end of the batch. Every change is undone if the batch fails.
     """
 
-    def __init__(self, table: StateTable, keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, table: StateTable, keys: tuple[str, ...], left: KeyGroups = NO_GROUPS
+    ) -> None:
         self.table = table
         self._keys = keys
+        self._stays: Array | None = None
+        """For each key group whether its rows are seen; None: those of all are."""
+        if left:
+            self._stays = np.ones(table.layout.key.key_groups, np.bool_)
+            self._stays[list(left)] = False
 
     def rows(self, rows: Keyed, **sub: Array) -> Array:
         """The state row of each row's key, created where the key is new."""
@@ -108,7 +118,7 @@ class State:
         To look through all of a large state, take another part in every batch, for example
         ``context.version % parts``.
         """
-        return self.table.part(number, parts)
+        return self._seen(self.table.part(number, parts))
 
     def changed(self) -> Array:
         """The rows changed in this batch, in the order in which they first were."""
@@ -124,4 +134,10 @@ class State:
 
     def due(self, upto: int) -> Array:
         """The rows whose timer is at or before this time, the earliest first."""
-        return self.table.due(upto)
+        return self._seen(self.table.due(upto))
+
+    def _seen(self, at: Array) -> Array:
+        if self._stays is None:
+            return at
+        seen: Array = at[self._stays[self.table.groups(at)]]
+        return seen

@@ -91,7 +91,7 @@ class OperatorTask:
         by = Attempt(self.version, self.fence, attempt, self.track_changes)
         with begun(orders, root, self.layout, by) as tables:
             slices = [
-                Slice(order, table, State(table, self.keys), self._context(instance))
+                Slice(order, table, State(table, self.keys, order.shed), self._context(instance))
                 for order, table in zip(orders, tables, strict=True)
             ]
             made = self._made(slices, division, batches, partition, times)
