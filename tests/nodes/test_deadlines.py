@@ -182,7 +182,7 @@ def test_a_table_that_is_being_changed_is_waited_for_until_the_deadline(tmp_path
 def test_a_merge_ends_when_nobody_wants_it(tmp_path: Path) -> None:
     files = Files(str(tmp_path / "store"))
     store = files.open()
-    node = LocalNode(tmp_path / "root", lambda *_: store, files.uri)
+    node = LocalNode(tmp_path / "root", lambda *_: store, files.where)
     case = Case(node, tmp_path / "root", Prefix(""), {}, EPOCH)
     case.make(TABLE, -1)
     part = case.checkpoint(TABLE, 0, {1: 2}, None)

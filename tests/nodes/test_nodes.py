@@ -176,12 +176,12 @@ def served(
     root, files = folder / "state" / HOST / QUERY, Files(str(folder / "store"))
     if request.param in ("local", "in a process of its own"):
         store = files.open()
-        apart = None if request.param == "local" else files.uri
+        apart = None if request.param == "local" else files.where
         yield Case(LocalNode(root, lambda *_: store, apart), root, Prefix("x/"), {}, Epoch(0))
         return
     context = {"root": str(root), "host": HOST, "secret": secret.to_hex()}
     if request.param == "files":
-        context["files"] = files.uri
+        context["store"] = files.where.to_json()
     address = start(
         folder=folder / "agent", log=folder / "agent" / "log",
         node="anabranch.nodes.serving:make", context=context,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from anabranch.errors import PlanError
 from anabranch.places import absolute
 from anabranch.state.part import Part
-from anabranch.stores.files import open_files
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.store import BackupStore
 
 
@@ -39,6 +39,11 @@ class Files:
         """Always."""
         return True
 
+    @property
+    def where(self) -> StoreAddress:
+        """The files at the uri."""
+        return StoreAddress.of_files(self.uri)
+
     def open(self) -> BackupStore:
         """The store; the folder is made with the first backup."""
-        return open_files(self.uri)
+        return self.where.open()

@@ -1,19 +1,33 @@
-"""What a query asks of its backup policy: which nodes hold a part, and which store has it."""
+"""What a query asks of its backup policy: where parts are, and which nodes hold each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from anabranch.state.part import Part
-from anabranch.stores.store import BackupStore
+from anabranch.stores.address import StoreAddress
+
+
+@dataclass(frozen=True)
+class AtNodes:
+    """The nodes of the query keep the parts of each other. Without a cluster there are none."""
+
+    capacity: int | None = None
+    """The most bytes that one node keeps for others. None: what its disk has free, less a reserve
+    of a twentieth of the disk."""
+    silence: float = 30.0
+    """Seconds for which a node may be silent, or a transfer stand still, before it has failed."""
 
 
 class Backup(Protocol):
-    """A backup policy: a plain value that says where, and opens the store wherever it is sent."""
+    """A backup policy: a plain value that says where the parts of a query are stored."""
 
-    def open(self) -> BackupStore:
-        """The store, ready to use in this process."""
+    @property
+    def where(self) -> StoreAddress | AtNodes:
+        """The store that has the parts, which every process can open, or the nodes themselves."""
+        ...
 
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
@@ -23,6 +37,8 @@ class Backup(Protocol):
         ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
         ``senders`` those of them that send rows to it.
         """
+        ...
 
     def available(self, part: Part, nodes: Collection[str]) -> bool:
         """Whether a part can be had from these nodes."""
+        ...

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import xxhash
 
+from anabranch.backup.policy import AtNodes
 from anabranch.errors import PlanError
 from anabranch.state.part import Part
-from anabranch.stores.store import BackupStore
 from anabranch.units import Duration, Size, byte_count, microseconds
 
 
@@ -29,9 +29,7 @@ class Upstream:
     """How long a node may be silent, or a transfer stand still, before it counts as failed."""
 
     def __post_init__(self) -> None:
-        if self.capacity is not None:
-            byte_count(self.capacity, what="Upstream: capacity")
-        if not 0.1 <= self.timeout_seconds <= 3600:
+        if not 0.1 <= self.where.silence <= 3600:
             raise PlanError(
                 f"Upstream: timeout={self.timeout!r}: it must be from 0.1 seconds to 1 hour"
             )
@@ -47,22 +45,14 @@ class Upstream:
         """Whether one of the nodes has it."""
         return any(host in nodes for host in part.holders)
 
-    def open(self) -> BackupStore:
-        """Refused: the store is at the nodes of a running query."""
-        raise PlanError(
-            "Upstream() keeps checkpoints at the nodes of the query, and these read them: there is "
-            "no store to open from elsewhere"
+    @property
+    def where(self) -> AtNodes:
+        """The nodes of the query."""
+        capacity = self.capacity
+        return AtNodes(
+            None if capacity is None else byte_count(capacity, what="Upstream: capacity"),
+            microseconds(self.timeout, what="Upstream: timeout") / 1e6,
         )
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """The capacity in bytes."""
-        return None if self.capacity is None else byte_count(self.capacity)
-
-    @property
-    def timeout_seconds(self) -> float:
-        """The timeout in seconds."""
-        return microseconds(self.timeout, what="Upstream: timeout") / 1e6
 
 
 def holder(key: str, own: str, upstream: Collection[str]) -> str:

@@ -13,9 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from anabranch.backup.files import Files
-from anabranch.backup.policy import Backup
-from anabranch.backup.upstream import Upstream
+from anabranch.backup.policy import AtNodes, Backup
 from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import identity
@@ -51,6 +49,7 @@ from anabranch.spark.sinks.sink import Replaceable
 from anabranch.spark.sources import combine
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.peers import PeerStore
 from anabranch.stores.store import BackupStore
 from anabranch.units import Version
@@ -151,7 +150,8 @@ def assemble(
     asked = _asked(bounds, instances)
     backup = folder.files if settings.backup is None else settings.backup
     local = is_local(spark)
-    _check_backup(backup, settings.tls, local=local)
+    if local:
+        _check_local(backup, settings.tls)
     state = None if settings.state_folder is None else str(Path(settings.state_folder).absolute())
     root = StateRoot(known.query, state)
     keep = not settings.checkpointing.backs_up
@@ -191,8 +191,11 @@ def _taken_over(
     local = is_local(spark)
     policy = settings.checkpointing
     reign = Reign.begin(folder.store, f"{platform.node()} {os.getpid()}", above=before.run)
-    elsewhere = backup.uri if isinstance(backup, Files) and backup.uri != folder.uri else None
-    known = replace(before, run=reign.epoch, backup=elsewhere, asked=asked)
+    where = backup.where
+    elsewhere = isinstance(where, StoreAddress) and where != folder.files.where
+    known = replace(
+        before, run=reign.epoch, backup=_sent(where) if elsewhere else None, asked=asked
+    )
     identity.save(folder.store, known)
     events = Events(folder.log, reign.epoch)
     logs = SparkLogs(folder.spark)
@@ -297,16 +300,14 @@ def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
     return {node.name: min(node.key_groups, node.instances or instances) for node in bounds}
 
 
-def _check_backup(backup: Backup, tls: Tls | None, *, local: bool) -> None:
-    if local and isinstance(backup, Upstream):
+def _check_local(backup: Backup, tls: Tls | None) -> None:
+    if isinstance(backup.where, AtNodes):
         raise PlanError(
-            "backup=Upstream() needs a cluster: here the driver runs all tasks itself, and there "
-            "is no other node; use Files(...), or a Spark master with executors"
+            f"backup={type(backup).__name__}() needs a cluster: here the driver runs all tasks "
+            "itself, and there is no other node; use Files(...), or a Spark master with executors"
         )
-    if local and tls is not None:
+    if tls is not None:
         raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
-    if not local and not isinstance(backup, Files | Upstream):
-        raise PlanError(f"on a cluster backups go to Files(...) or Upstream(), not to {backup!r}")
 
 
 def _nodes(
@@ -317,25 +318,28 @@ def _nodes(
     epoch: Epoch,
 ) -> tuple[Nodes, BackupStore]:
     """Where the tables are, and the store of checkpoint files."""
-    if is_local(spark):
-        store = backup.open()
-        files = backup.uri if isinstance(backup, Files) else None
-        return OneNode(LocalNode(root.path(), lambda request, deadline: store, files), HERE), store
-    upstream = backup if isinstance(backup, Upstream) else Upstream()
+    where = backup.where
+    if isinstance(where, StoreAddress) and is_local(spark):
+        opened = where.open()
+        node = LocalNode(root.path(), lambda request, deadline: opened, where)
+        return OneNode(node, HERE), opened
+    limits = where if isinstance(where, AtNodes) else AtNodes()
     secret, tls = Secret.new(), settings.tls
     context = {
         "secret": secret.to_hex(),
-        "files": backup.uri if isinstance(backup, Files) else None,
-        "timeout": upstream.timeout_seconds,
+        "store": _sent(where),
+        "timeout": limits.silence,
         "keep": not settings.checkpointing.backs_up,
     }
-    seconds = upstream.timeout_seconds
-    start = AgentStart((), root, context, tls, upstream.capacity_bytes, seconds, epoch)
+    start = AgentStart((), root, context, tls, limits.capacity, limits.silence, epoch)
     trusted = None if tls is None else tls.trusted()
-    agents = Agents(spark, epoch, secret, start, seconds, trusted)
-    if isinstance(backup, Upstream):
-        return agents, PeerStore(agents.stores)
-    return agents, backup.open()
+    agents = Agents(spark, epoch, secret, start, limits.silence, trusted)
+    return agents, PeerStore(agents.stores) if isinstance(where, AtNodes) else where.open()
+
+
+def _sent(where: StoreAddress | AtNodes) -> Any:
+    """Where parts are, for another process; None: at the nodes."""
+    return None if isinstance(where, AtNodes) else where.to_json()
 
 
 def _before(node: Stateful) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class Identity:
     """How many instances the program asked for when it was last started."""
     boot: str | None = None
     """The boot of the host that ran the query last; None while it is being recovered."""
-    backup: str | None = None
+    backup: Any = None
     """The uri of the store that has the checkpoint files, if it is not the checkpoint folder."""
     arrangement: int = 0
     """The number of the division in slices below; see the commits."""

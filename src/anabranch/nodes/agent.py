@@ -7,7 +7,6 @@ watches, on SIGTERM, and when it is told to stop.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.errors import PlanError, StateLocked
+from anabranch.named import named
 from anabranch.nodes.chunks import TIMEOUT
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.log import Trimmed, trim
@@ -120,7 +120,7 @@ def _emptied(folder: Path) -> Path:
 
 
 def _warm(path: str) -> None:
-    _named("warm", path)()
+    named("warm", path)()
 
 
 def _listen(config: Config, vault: Vault, fence: Fence, done: threading.Event) -> Agent:
@@ -174,17 +174,8 @@ def load_node(
     """The node that the function at ``module:attribute`` makes."""
     if path is None:
         return None
-    node: Node = _named("node", path)(context, vault, fence)
+    node: Node = named("node", path)(context, vault, fence)
     return node
-
-
-def _named(what: str, path: str) -> Callable[..., Any]:
-    """The function at ``module:attribute``."""
-    module, colon, attribute = path.partition(":")
-    if not colon:
-        raise PlanError(f"{what}={path!r}: give a function as module:attribute")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 def record(path: Path, value: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ from anabranch.state.checkpoint import read
 from anabranch.state.part import Part
 from anabranch.state.restore import advance, check, half_made, name_of, restore
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.manifests import OperatorManifest
 from anabranch.stores.merging import Merging
 from anabranch.stores.parts import back_up, retrieve
@@ -60,17 +61,18 @@ Backups = Callable[[Backed[Any], Deadline], BackupStore]
 class LocalNode:
     """The tables and captures below a folder of this machine.
 
-    See :class:`~anabranch.nodes.node.Node`. With ``files``, the URI of backups, parts are merged
-    by another process: in the driver it would hold the interpreter's lock, which batches need. With
-    ``host``, the name of this node among its peers, it takes parts first from what it has itself.
+    See :class:`~anabranch.nodes.node.Node`. With ``apart``, the address of the store, parts are
+    merged by another process: in the driver it would hold the interpreter's lock, which batches
+    need. With ``host``, the name of this node among its peers, it takes parts first from what it
+    has itself.
     """
 
     def __init__(
-        self, root: Path, backups: Backups, files: str | None = None, host: str = ""
+        self, root: Path, backups: Backups, apart: StoreAddress | None = None, host: str = ""
     ) -> None:
         self._root = root
         self._backups = backups
-        self._files = files
+        self._apart = apart
         self._host = host
         self._fence = Fence(root / EPOCH)
         self._busy: set[TableName] = set()
@@ -210,8 +212,8 @@ class LocalNode:
         chain = OperatorManifest(request.schema, request.parts)
         under, holders = request.under, request.holders
         merging = Merging(chain, request.groups, request.version, under, holders, _mark())
-        if self._files is not None:
-            return merging.run_apart(self._files, deadline.wait)
+        if self._apart is not None:
+            return merging.run_apart(self._apart, deadline.wait)
         return merging.run(self._backups(request, deadline))
 
     def _retrieve(

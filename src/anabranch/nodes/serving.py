@@ -17,7 +17,7 @@ from anabranch.nodes.requests import Address, Backed
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.nodes.vault import Vault
-from anabranch.stores.files import open_files
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.peers import PeerStore
 from anabranch.stores.store import BackupStore
 
@@ -26,18 +26,18 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
     """The node of an agent that keeps a vault behind a fence.
 
     ``context`` has the ``root`` folder of the query's state, which is claimed, and whether to
-    ``keep`` it; with ``files`` backups are there, otherwise at the nodes: then it has the ``host``
-    that this one is known as, the ``secret`` of all, the certificate that is ``trusted``, and the
-    ``timeout`` after which one of them counts as silent.
+    ``keep`` it. ``store`` is the address of the parts, or null: then they are at the nodes, and it
+    has the ``host`` that this one is known as, the ``secret`` of all, the certificate that is
+    ``trusted``, and the ``timeout`` after which one of them counts as silent.
     """
     root = Path(context["root"])
     state = root.parent.parent  # <state folder>/<host>/<query>
     claim = Claim(state, root)
     claim.mark_kept(bool(context.get("keep", False)))
     sweep(state, spare=[root.name])
-    files = context.get("files")
-    if files is not None:
-        store = open_files(files)
+    address = context.get("store")
+    if address is not None:
+        store = StoreAddress.from_json(address).open()
         return LocalNode(root, lambda request, deadline: store)
     trusted = context.get("trusted")
     peers = _Peers(

@@ -20,6 +20,7 @@ from anabranch.state.capture import CheckpointSchema
 from anabranch.state.chains import leading_to, needed
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.files import open_files
 from anabranch.stores.sealed import seal, unseal
 from anabranch.stores.store import BackupStore
@@ -223,7 +224,7 @@ def open_checkpoints(folder: str) -> tuple[Manifests, BackupStore]:
         backup = unseal("query", store.get(QUERY).to_pybytes(), name=QUERY).get("backup")
     except CheckpointNotFound:
         backup = None
-    return Manifests(store), store if backup is None else open_files(backup)
+    return Manifests(store), store if backup is None else StoreAddress.from_json(backup).open()
 
 
 def _manifest_name(version: Version) -> str:

@@ -19,7 +19,7 @@ from anabranch.priority import process_gives_way
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.state.partition import merge
-from anabranch.stores.files import open_files
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.manifests import OperatorManifest
 from anabranch.stores.parts import back_up, retrieve
 from anabranch.stores.store import BackupStore
@@ -49,8 +49,8 @@ class Merging:
             store, merge(captures), under=self.under, holders=self.holders, mark=self.mark
         )
 
-    def run_apart(self, uri: str, given_up: Callable[[float], bool]) -> Part:
-        """Merge them in another process, in the store of files at a URI.
+    def run_apart(self, store: StoreAddress, given_up: Callable[[float], bool]) -> Part:
+        """Merge them in another process, which opens the store for itself.
 
         ``given_up`` waits for so many seconds, and says whether nobody wants the result any more:
         then the process ends, and CheckpointError is raised.
@@ -64,7 +64,7 @@ class Merging:
             assert process.stdout is not None
             try:
                 # The pipe stays open: when this process is gone, that one reads its end.
-                pickle.dump((uri, self), process.stdin)
+                pickle.dump((store, self), process.stdin)
                 process.stdin.flush()
                 while process.poll() is None:
                     if given_up(_LOOK_EVERY):
@@ -99,11 +99,11 @@ def main() -> None:
     process_gives_way(lowest=True)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    uri, merging = pickle.load(sys.stdin.buffer)
+    store, merging = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     found: object
     try:
-        found = merging.run(open_files(uri)).to_json()
+        found = merging.run(store.open()).to_json()
     except Exception as error:
         found = error
     with answers:
