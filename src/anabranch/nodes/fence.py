@@ -117,23 +117,23 @@ class FencedStore:
         self._deadline = deadline
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
-        """See :meth:`anabranch.backup.BackupStore.put`."""
+        """See :meth:`anabranch.stores.BackupStore.put`."""
         with self._fence.admit(self._epoch, self._deadline):
             self._store.put(name, data)
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.backup.BackupStore.get`."""
+        """See :meth:`anabranch.stores.BackupStore.get`."""
         return self._store.get(name)
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """See :meth:`anabranch.backup.BackupStore.list`."""
+        """See :meth:`anabranch.stores.BackupStore.list`."""
         return self._store.list(prefix)
 
     def delete(self, name: str) -> None:
-        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        """See :meth:`anabranch.stores.BackupStore.delete`."""
         with self._fence.admit(self._epoch, self._deadline):
             self._store.delete(name)
 
     def size(self, name: str) -> int:
-        """See :meth:`anabranch.backup.BackupStore.size`."""
+        """See :meth:`anabranch.stores.BackupStore.size`."""
         return self._store.size(name)
