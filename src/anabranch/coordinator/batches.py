@@ -283,7 +283,8 @@ class Batches(HandOver):
             return reports
         if frames.reshapable - self._computed_first and jobs.any_failed():
             raise Reshaped(
-                f"batch {order.version}: a job failed inside a function of the query, which went on"
+                f"batch {order.version}: a Spark job failed inside a function of the query, which "
+                "caught the error and went on"
             )
         self._compute_first(missing)
         frames.finish(missing)

@@ -172,8 +172,8 @@ class Stream:
                 if restarts > _RESTARTS:
                     raise
                 _log.warning(
-                    "Another driver has planned the batch after %s, before it found that this one "
-                    "has taken the query over. Starting Spark's query again, to run it as planned.",
+                    "A driver that was deposed has planned the batch after batch %s. Starting "
+                    "Spark's query again, to run that batch as planned.",
                     at,
                 )
 
@@ -184,7 +184,7 @@ class Stream:
         except Deposed as error:
             return error
         except StoreError as error:
-            _log.info("It cannot be seen whether another driver has the query: %s", error)
+            _log.info("The checkpoint folder does not say who has the query: %s", error)
         return None
 
     def stop(self) -> None:

@@ -46,8 +46,8 @@ class Fence:
         greatest = self.greatest()
         if epoch < greatest:
             raise Deposed(
-                f"a driver of epoch {greatest} has taken the query over; the one of epoch {epoch} "
-                "must give up"
+                f"driver {greatest} has taken the query over; driver {epoch} changes nothing "
+                "any more"
             )
 
     def greatest(self) -> Epoch:
@@ -70,9 +70,7 @@ class Fence:
             if epoch > self.greatest():
                 self._note(epoch)
             if not self._condition.wait_for(lambda: not self._before(epoch), deadline.left()):
-                raise DidNotHappen(
-                    f"changes for the driver of epoch {min(self._under_way)} are still under way"
-                )
+                raise DidNotHappen(f"changes of driver {min(self._under_way)} are still under way")
             self.check(epoch)
             self._under_way[epoch] += 1
         try:

@@ -161,11 +161,11 @@ def give_up(turn: Turn, which: CommandId) -> None:
     waiting = tuple(each for each in turn.query.waiting if each.command != which)
     if waiting != turn.query.waiting:
         turn.change(waiting=waiting)
-        turn.end(which, "it was given up")
+        turn.end(which, "the command was given up by whoever gave it")
     elif which in turn.query.moves:
         moving = turn.query.moves[which]
         _clear(turn, moving)
-        _end(turn, moving, "it was given up")
+        _end(turn, moving, "the command was given up by whoever gave it")
 
 
 def abandon(turn: Turn, reason: str) -> None:
@@ -522,7 +522,11 @@ def _finish(turn: Turn, moving: Move) -> None:
         elif query.policies.replays:
             _replay(turn, moving)
         else:
-            _again(turn, moving, "a batch came between, and there is no way to catch up with it")
+            _again(
+                turn,
+                moving,
+                "a batch ran meanwhile, and neither changes nor what was sent is kept",
+            )
 
 
 def _advance(turn: Turn, moving: Move) -> bool:

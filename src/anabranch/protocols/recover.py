@@ -158,7 +158,9 @@ def _plan(turn: Turn) -> None:
     turn.change(recovery=replace(recovery, phase=Phase.PREPARE))
     if not query.ready:
         if query.now >= recovery.since + _NODES:
-            turn.stop("there has been no node for two minutes")
+            turn.stop(
+                "there has been no node for two minutes; start executors, and the query again"
+            )
         turn.send(Wake(recovery.since + _NODES))
         return
     now = _versions(query, lost, query.ready)
