@@ -239,7 +239,7 @@ def _taken_over(
     loop = Loop(Query(operators, policies, reign.epoch))
     batches = Batches(program, loop, ledger, spark)
     replays = Replays(
-        plan, batches.sent, batches.router, batches.reports, settings.movement.from_source
+        plan, batches.sent.get, batches.router, batches.reports, settings.movement.from_source
     )
     launch = Launch(
         spark,

@@ -111,7 +111,7 @@ class Frames:
     @property
     def reshapable(self) -> set[Stateful]:
         """The operators whose rows were given to a function of the user, which may do anything."""
-        return {node for node in self._whole_frames if self._given_away(node)}
+        return {node for node in self._whole_frames if _given_away(self._plan, node)}
 
     def finish(self, nodes: Collection[Stateful]) -> None:
         """Run operators to their end of whose rows only a part was read."""
@@ -120,7 +120,7 @@ class Frames:
         for node in reversed(self._plan.operators()):
             if any(after in again for after in self._plan.operators_after(node)):
                 again |= {node} & self._whole_frames.keys()
-            if node in again and not self._is_packed(node):
+            if node in again and not _is_packed(self._plan, node, self._steps):
                 _run_all(self._whole(node))
 
     def release(self) -> None:
@@ -129,24 +129,6 @@ class Frames:
             frame.unpersist()
         for computed in self._computed:
             computed.release()
-
-    def _given_away(self, node: Stateful | Side) -> bool:
-        for after in self._plan.consumers(node):
-            match after:
-                case Transform():
-                    return True
-                case Output(_, sink):
-                    if not isinstance(sink, PartSink | MemorySink):
-                        return True
-                case Side():
-                    if self._given_away(after):
-                        return True
-        return False
-
-    def _is_packed(self, node: Stateful) -> bool:
-        """Whether an operator runs to its end whenever the one after it runs."""
-        after = self._plan.consumers(node)
-        return any(isinstance(each, Stateful) and self._steps[each].bound.packed for each in after)
 
     def _frame(self, node: Node) -> DataFrame:
         if node not in self._frames:
@@ -278,3 +260,24 @@ def result_schema(bound: Bound) -> StructType:
 def without_late(step: Step, whole: DataFrame) -> DataFrame:
     """The results of an operator without its side output."""
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
+
+
+def _given_away(plan: Plan, node: Stateful | Side) -> bool:
+    """Whether rows of an operator are given to a function of the user."""
+    for after in plan.consumers(node):
+        match after:
+            case Transform():
+                return True
+            case Output(_, sink):
+                if not isinstance(sink, PartSink | MemorySink):
+                    return True
+            case Side():
+                if _given_away(plan, after):
+                    return True
+    return False
+
+
+def _is_packed(plan: Plan, node: Stateful, steps: Mapping[Stateful, Step]) -> bool:
+    """Whether an operator runs to its end whenever the one after it runs."""
+    after = plan.consumers(node)
+    return any(isinstance(each, Stateful) and steps[each].bound.packed for each in after)
