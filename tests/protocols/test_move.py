@@ -35,7 +35,7 @@ def test_only_groups_that_move_are_captured_and_made() -> None:
     before = play.query.routed["op"].routing
     command = play.command(Scale, "op", 4)
     order = play.batch()
-    after = before.rescale(4)
+    after = before.scaled(4)
     moved = KeyGroups.of(g for i, owned in enumerate(after.owners) if i >= 2 for g in owned)
     captured = KeyGroups()
     for each in order.captures:

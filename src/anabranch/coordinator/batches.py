@@ -46,7 +46,7 @@ from anabranch.spark.shuffle import Router
 from anabranch.spark.sinks.sink import Delivery, Replaceable
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version
-from anabranch.worker.reports import Report, Reports
+from anabranch.worker.reports import InstanceReport, Reports
 from anabranch.worker.slices import CaptureOrder, SliceOrder
 from anabranch.worker.task import OperatorTask
 
@@ -222,7 +222,7 @@ class Batches(HandOver):
 
     def _complete(
         self, order: RunBatch, frames: Frames, jobs: Jobs
-    ) -> dict[tuple[str, int], Report]:
+    ) -> dict[tuple[str, int], InstanceReport]:
         """The reports of all instances; a batch without one of them has not happened.
 
         Where a sink or a transform read only a part of the rows, operators are run to their end.
@@ -274,14 +274,14 @@ class Batches(HandOver):
 
     # What follows from a batch
 
-    def _commit_of(self, order: RunBatch, reports: Iterable[Report]) -> Commit:
+    def _commit_of(self, order: RunBatch, reports: Iterable[InstanceReport]) -> Commit:
         operators = {bound.name: bound.operator for bound in self.program.bounds.values()}
         watermarks = self._commit.watermarks.advanced(operators, reports)
         offsets = digest(self._ledger.spark.offsets(order.version))
         return Commit(order.version, watermarks.times, offsets, order.arrangement)
 
     def _record(
-        self, version: Version, reports: Collection[Report], seconds: float, attempts: int
+        self, version: Version, reports: Collection[InstanceReport], seconds: float, attempts: int
     ) -> None:
         watermarks = self._commit.watermarks
         operators = tuple(
@@ -353,7 +353,7 @@ def slice_of(table: str) -> SliceId:
     return SliceId(table.rpartition("/")[2])
 
 
-def slices_told(order: RunBatch, reports: Iterable[Report]) -> dict[SliceId, SliceReport]:
+def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[SliceId, SliceReport]:
     """What instances report of their slices."""
     slices = {each.id: each for each in order.slices}
     wanted = {each.slice: each for each in order.captures}
@@ -407,7 +407,7 @@ def _task(
         keys=bound.keys,
         layout=bound.layout,
         output=bound.output,
-        side=bound.input if bound.side else None,
+        late=bound.input if bound.late else None,
         root=program.root,
         version=order.version,
         fence=order.fence,
@@ -423,7 +423,7 @@ def _task(
 
 
 def _unreported(
-    program: Program, order: RunBatch, reports: Mapping[tuple[str, int], Report]
+    program: Program, order: RunBatch, reports: Mapping[tuple[str, int], InstanceReport]
 ) -> set[Stateful]:
     """The operators of which not all instances have reported."""
     return {

@@ -22,8 +22,7 @@ from anabranch.coordinator.rewind import Rewind
 from anabranch.errors import AnabranchError, Deposed, DidNotHappen, QueryFailed, StoreError
 from anabranch.protocols import orders
 from anabranch.protocols.query import Query
-from anabranch.spark import quiet
-from anabranch.spark.session import log_settings
+from anabranch.spark.session import log_settings, stopping
 from anabranch.spark.sinks.sink import Replaceable, Sink
 from anabranch.units import Version
 
@@ -79,7 +78,7 @@ class Launch:
     def stop(self, query: StreamingQuery) -> None:
         """See :meth:`Launching.stop`."""
         try:
-            with quiet.stopping(self.spark):
+            with stopping(self.spark):
                 query.stop()
         except Exception as error:
             if not session_gone(error):

@@ -287,7 +287,7 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
     for operator, routed in query.routed.items():
         match event:
             case Scale(operator=chosen, instances=instances):
-                different = routed.routing.rescale(instances) != routed.routing
+                different = routed.routing.scaled(instances) != routed.routing
                 wanted = operator == chosen and different
             case Rebalance():
                 wanted = sorted(_balanced(query, operator)) != sorted(routed.hosts)
@@ -351,7 +351,7 @@ def _prepare(turn: Turn, moving: Move) -> None:
     now = query.routed[name]
     match moving.event:
         case Scale(instances=count):
-            routing = now.routing.rescale(count)
+            routing = now.routing.scaled(count)
             instances = {each: of.routing.instances for each, of in query.routed.items()}
             before = {each: of.hosts for each, of in query.routed.items()}
             place = query.policies.placement.place

@@ -19,8 +19,8 @@ from pyarrow import fs
 
 from anabranch.durable import flush, flush_ancestors
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
-from anabranch.places import resolve
 from anabranch.units import NO_VERSION, Version
+from anabranch.uris import resolve
 
 _COMPACTED, _SUMS = ".compact", ".crc"
 _ENTRY = re.compile(rf"(\d+)({re.escape(_COMPACTED)})?")
