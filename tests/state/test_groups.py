@@ -127,12 +127,12 @@ def test_routing_json_that_is_none(value: dict[str, object]) -> None:
 @given(
     groups=st.integers(1, 300), instances=st.integers(1, 8), parts=st.integers(1, 5), data=st.data()
 )
-def test_split_divides_some_instances_and_leaves_the_others(
+def test_it_divides_some_instances_and_leaves_the_others(
     groups: int, instances: int, parts: int, data: st.DataObject
 ) -> None:
     before = Routing.even(groups, min(groups, instances))
     chosen = data.draw(st.sets(st.integers(0, before.instances - 1)))
-    after = before.split(chosen, parts)
+    after = before.divided(chosen, parts)
     for instance in range(before.instances):
         if instance not in chosen:
             assert after.owners[instance] == before.owners[instance]
