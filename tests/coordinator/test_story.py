@@ -4,6 +4,7 @@ import ast
 import logging
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,7 @@ def test_an_event_says_what_is_done_about_it(
     assert str(Event(kind, 0.0, 2.5, details)) == sentence
 
 
+@cache
 def told_by_code() -> dict[str, set[str]]:
     """The kinds of all events that the code tells, and the fields of each."""
     found: dict[str, set[str]] = {}
