@@ -125,6 +125,10 @@ class MayHaveHappened(StoreError):
     """The outcome of the operation is unknown."""
 
 
+class SinkFailed(AnabranchError):
+    """A sink could not take the results of a batch, for example a disk without room."""
+
+
 class QueryFailed(AnabranchError):
     """A running query ended with an error."""
 

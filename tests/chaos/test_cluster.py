@@ -41,7 +41,7 @@ FAULT_ACTS = (
     "fill", "damage",
 )  # fmt: skip
 _DISK = 600
-"""Megabytes of the disk on which checkpoint folder and results are."""
+"""Megabytes of the disk that is filled."""
 _LONG_SILENCE = (42.0, 60.0)
 """Seconds after which a process that hangs counts as lost."""
 
@@ -93,7 +93,12 @@ def plan_of(number: int, faults: int) -> dict[str, Any]:
         "chain": 2,
         "groups": groups,
         "acts": acts,
-    } | ({"disk": _DISK} if with_disk else {})
+    } | (_disk(chance) if with_disk else {})
+
+
+def _disk(chance: random.Random) -> dict[str, Any]:
+    """A small disk, for the checkpoint folder alone or for the results as well."""
+    return {"disk": _DISK, "on_disk": chance.choice([["checkpoint"], ["checkpoint", "out"]])}
 
 
 def possible(kind: str, with_disk: bool) -> bool:

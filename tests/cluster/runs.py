@@ -122,14 +122,14 @@ def run_anyhow(source: Path, work: Path, timeout: float, **plan: Any) -> None:
     with ExitStack() as stack, (work / "log").open("a") as log:
         if "disk" in plan:
             stack.enter_context(faults.disk(work / "disk", plan["disk"]))
-            for name in ("checkpoint", "out"):
+            for name in plan["on_disk"]:
                 (work / "disk" / name).mkdir()
                 (work / name).symlink_to(work / "disk" / name)
         ended = [_run_once(source, work, timeout, plan, log)]
         while _comes_back(ended, plan):
             ended.append(_run_once(source, work, timeout, plan, log))
         if "disk" in plan:
-            for name in ("checkpoint", "out"):
+            for name in plan["on_disk"]:
                 (work / name).unlink()
                 shutil.copytree(work / "disk" / name, work / name)
     assert ended[-1] == 0, (work / "log").read_text()[-6000:]
