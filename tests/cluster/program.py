@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -266,6 +267,8 @@ def main() -> None:
         return
     if "master" in plan:
         own = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}
+        if "cores" in plan:  # as many as this driver may have, one in each of its executors
+            own |= {"spark.executor.cores": 1, "spark.cores.max": plan["cores"]}
         run(None, ab.session(plan["master"], **conf, **own), source, work, plan)
         return
     with LocalCluster(nodes=plan["nodes"], memory="600m") as cluster:
@@ -310,7 +313,7 @@ def feed(query: RunningQuery, acts: Acts, source: Path, work: Path, plan: dict) 
     for count in groups:
         first, last = last + 1, last + count
         for file in files[first : last + 1]:
-            if not (work / "feed" / file.name).exists():
+            with suppress(FileExistsError):  # another driver gave it to the stream
                 os.link(file, work / "feed" / file.name)
         if plan.get("groups"):
             query.process_all_available()
