@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from anabranch.errors import PlanError as PlanError
     from anabranch.errors import QueryFailed as QueryFailed
     from anabranch.errors import SchemaChanged as SchemaChanged
+    from anabranch.errors import SinkFailed as SinkFailed
     from anabranch.errors import StateError as StateError
     from anabranch.errors import StateFull as StateFull
     from anabranch.errors import StateLocked as StateLocked
@@ -95,7 +96,7 @@ _MODULES = {
     "errors": (
         "AnabranchError CheckpointCorrupt CheckpointError CheckpointNotFound Deposed "
         "DidNotHappen Fenced MayHaveHappened Misplaced PlanError QueryFailed SchemaChanged "
-        "StateError StateFull StateLocked StateMissing StoreError"
+        "SinkFailed StateError StateFull StateLocked StateMissing StoreError"
     ),
     "movement.policy": "FromCheckpoint FromInput",
     "nodes.tls": "Tls",

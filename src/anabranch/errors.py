@@ -21,6 +21,7 @@
     │   ├── DidNotHappen                 nothing was changed; it can be tried again
     │   │   └── Refused                  a node does not take such a request
     │   └── MayHaveHappened              the outcome is unknown; look before trying again
+    ├── SinkFailed                       a sink cannot take results, such as for want of room
     ├── QueryFailed                      a running query ended with an error
     └── ClusterFailed                    a local cluster does not do what it was asked
 """
@@ -123,6 +124,10 @@ class Refused(DidNotHappen):
 
 class MayHaveHappened(StoreError):
     """The outcome of the operation is unknown."""
+
+
+class SinkFailed(AnabranchError):
+    """A sink could not take the results of a batch, for example a disk without room."""
 
 
 class QueryFailed(AnabranchError):

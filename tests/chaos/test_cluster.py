@@ -10,13 +10,14 @@ import json
 import os
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaos import rounds
-from cluster import runs
+from cluster import faults, runs
 from cluster.program import OPERATORS
 
 FAULTS = int(os.environ.get("FAULTS", "2"))
@@ -32,9 +33,17 @@ _CALM = 4 if LONG else 1
 KINDS = (
     "kill", "kill", "kill two", "kill all", "executor", "agent", "both", "worker",
     "kill while scaling", "kill in a checkpoint", "everything",
+    "hang", "hang long", "hang-agent", "hang-agent long", "cut", "cut", "fill", "fill", "damage",
 )  # fmt: skip
 
-FAULT_ACTS = ("kill", "executor", "agent", "both", "worker", "everything")
+FAULT_ACTS = (
+    "kill", "executor", "agent", "both", "worker", "everything", "hang", "hang-agent", "cut",
+    "fill", "damage",
+)  # fmt: skip
+_DISK = 600
+"""Megabytes of the disk that is filled."""
+_LONG_SILENCE = (42.0, 60.0)
+"""Seconds after which a process that hangs counts as lost."""
 
 
 def plan_of(number: int, faults: int) -> dict[str, Any]:
@@ -43,7 +52,10 @@ def plan_of(number: int, faults: int) -> dict[str, Any]:
     backup = ("files", "upstream")[(SEED + number) % 2]
     kinds = list(KINDS)
     if backup == "upstream":  # the nodes have the backups of each other, and only they
-        kinds = [kind for kind in kinds if kind not in ("kill two", "kill all", "everything")]
+        without = ("kill two", "kill all", "everything", "fill", "damage")
+        kinds = [kind for kind in kinds if kind not in without]
+    with_disk = backup == "files" and faults.can_mount()
+    kinds = [kind for kind in kinds if possible(kind, with_disk)]
     # After a group, so that the query can get over one fault before the next.
     ends: list[int] = []
     while len(ends) < min(FAULTS, 8) + _CALM:
@@ -81,12 +93,24 @@ def plan_of(number: int, faults: int) -> dict[str, Any]:
         "chain": 2,
         "groups": groups,
         "acts": acts,
-    }
+    } | (_disk(chance) if with_disk else {})
+
+
+def _disk(chance: random.Random) -> dict[str, Any]:
+    """A small disk, for the checkpoint folder alone or for the results as well."""
+    return {"disk": _DISK, "on_disk": chance.choice([["checkpoint"], ["checkpoint", "out"]])}
+
+
+def possible(kind: str, with_disk: bool) -> bool:
+    """Whether this machine and the plan can have a fault of this kind."""
+    return {"fill": with_disk, "cut": faults.can_cut()}.get(kind, True)
 
 
 def _fault(chance: random.Random, kind: str, scale: str) -> list[str]:
     when = chance.choice(["", "~"])
     which = chance.randrange(3)
+    short = f"{chance.uniform(0.5, 12):.1f}"
+    long = f"{chance.uniform(*_LONG_SILENCE):.1f}"
     return {
         "kill": [f"{when}kill {which}", "~start"],
         "kill two": [f"{when}kill {which} {which + 1}", "~start", "~start"],
@@ -94,17 +118,21 @@ def _fault(chance: random.Random, kind: str, scale: str) -> list[str]:
         "kill while scaling": [scale, f"{when}kill {which}", "~start"],
         "kill in a checkpoint": ["~checkpoint", f"~kill {which}", "~start"],
         "everything": [f"{when}everything"],
+        "hang": [f"{when}hang {which} {short}"],
+        "hang long": [f"{when}hang {which} {long}", "~start"],
+        "hang-agent": [f"{when}hang-agent {which} {short}"],
+        "hang-agent long": [f"{when}hang-agent {which} {long}"],
+        "cut": [f"~cut {which} {which + 1} {chance.choice([short, long])}"],
+        "fill": [f"{when}fill {short}"],
+        "damage": [f"{when}damage {which}", "~start"],
     }.get(kind, [f"{when}{kind} {which}"])
 
 
-def faults_in(work: Path) -> int:
-    """How often something was killed in a run; not when it was gone already."""
-    acts = [
-        line.split()[1]
-        for line in (work / "log").read_text().splitlines()
-        if line.startswith("did ")
-    ]
-    return len([act for act in acts if act in FAULT_ACTS])
+def faults_in(work: Path) -> Counter[str]:
+    """How often something was disturbed in a run; not when it was gone already."""
+    lines = (work / "log").read_text().splitlines()
+    acts = [line.split()[1] for line in lines if line.startswith("did ")]
+    return Counter(act for act in acts if act in FAULT_ACTS)
 
 
 @pytest.mark.chaos
@@ -113,9 +141,10 @@ def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
     print(f"SEED={SEED}")
     source = rounds.make_input(tmp_path / "input", SEED, FILES)
     seen = rounds.Seen()
-    done = number = ordered = 0
-    while done < FAULTS:
-        plan = plan_of(number, min(_MOST, FAULTS - done))
+    number = ordered = 0
+    done: Counter[str] = Counter()
+    while done.total() < FAULTS:
+        plan = plan_of(number, min(_MOST, FAULTS - done.total()))
         work = tmp_path / f"round-{number}"
         print(f"seed {SEED + number}: {plan}")
         runs.run_anyhow(source, work, 2400, **plan)
@@ -126,8 +155,8 @@ def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
             assert seen.scales + seen.unchanged + seen.refused >= ordered, "a scale came to nothing"
         failures = json.loads((work / "failures.json").read_text())
         print(
-            f"{done} faults in {number} rounds, {seen.scales} scales, {seen.refused} refused; "
-            f"nothing lost or repeated; refused: {failures}"
+            f"{done.total()} faults in {number} rounds, {seen.scales} scales, {seen.refused} not; "
+            f"nothing lost or repeated; {dict(done)}; refused: {failures}"
         )
         shutil.rmtree(work)
     assert seen.scales >= number, f"only {seen.scales} scales happened"

@@ -3,13 +3,11 @@
 ``KILLS`` sets how many kills there are in all (make chaos: 100), ``SEED`` repeats a run.
 """
 
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,12 +34,8 @@ _SILENT = 180.0
 
 
 def launch(source: Path, work: Path, plan: dict[str, Any]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(runs.PROGRAM), str(source), str(work), json.dumps(plan)],
-        stdout=subprocess.PIPE,
-        stderr=(work / "stderr.log").open("a"),
-        text=True,
-    )
+    errors = (work / "stderr.log").open("a")
+    return runs.launch(source, work, plan, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 def finish(process: subprocess.Popen[str], work: Path) -> None:

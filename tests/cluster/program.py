@@ -1,14 +1,20 @@
 """A query of five stateful operators, on one machine or on a cluster, with faults on the way.
 
-Usage: program.py INPUT WORK PLAN. PLAN is JSON: {"nodes": 3, "instances": 2, "backup": "files",
-"seconds": 0.5, "groups": [1, 4, 1], "acts": {"5": ["kill 0", "scale users 3"]}}. Files are given to
-the stream in groups, a group once everything before it is committed; without ``groups`` one by one.
-What is under a number is done when the file with that number was committed: ``kill N ...`` the N-th
-node in use, and others with it, ``kill all``, ``executor N``, ``agent N``, ``both N``, the Python
-``worker N``, ``everything`` with the driver (once: WORK/killed says that it was), ``add`` and wait
-for it, ``start`` another node, ``retire`` an idle executor, ``wait N`` for N nodes,
-``merge`` (wait for one), ``scale OPERATOR N``, ``rebalance``, ``checkpoint``; with ``~`` before it
-in a thread of its own, while batches run.
+Usage: python -m cluster.program INPUT WORK PLAN. PLAN is JSON:
+{"nodes": 3, "instances": 2, "backup": "files", "seconds": 0.5, "groups": [1, 4, 1],
+"acts": {"5": ["kill 0", "scale users 3"]}}. Files are given to the stream in groups, a group once
+everything before it is committed; without ``groups`` one by one. What is under a number is done
+when the file with that number was committed; with ``~`` before it in a thread of its own, while
+batches run. Nodes are counted among those in use:
+
+- ``kill N ...`` nodes, ``kill all``; ``executor N``, ``agent N``, ``both N``, the Python
+  ``worker N``; ``everything`` with the driver (once: WORK/killed says that it was);
+- ``hang N SECONDS`` of an executor, ``hang-agent N SECONDS``; ``cut N M SECONDS`` between two
+  nodes; ``fill SECONDS`` of the disk WORK/disk; ``damage N``: a node is killed, and then
+  the files of the newest checkpoint are damaged;
+- ``add`` a node and wait for it, ``start`` one, ``retire`` an idle executor, ``wait N`` for N;
+- ``scale OPERATOR N``, ``rebalance``, ``checkpoint``, ``merge`` (wait for one).
+
 Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
 
 ``chain`` is how many files of changes a checkpoint has before they are merged. Without nodes it
@@ -22,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,11 +36,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 import anabranch as ab
-from anabranch.cluster import LocalCluster
+from anabranch.cluster import LocalCluster, processes
 from anabranch.coordinator import assembly
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Ping
 from anabranch.queries.running_query import RunningQuery
+from cluster import faults
 
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For processes that do not live long enough for an optimising compiler to be worth its while."""
@@ -129,6 +137,11 @@ class Acts:
             before = len(self.query.nodes)
             self._retire(idle[0])
             self._await(lambda: len(self.query.nodes) < before)
+        elif what in ("hang", "hang-agent", "cut", "fill"):
+            self._for_a_while(what, [int(n) for n in how[:-1]], float(how[-1]))
+        elif what == "damage":
+            self.cluster.kill(self._used(int(how[0])))
+            self._damage()
         elif what == "merge":
             self._await(lambda: any(event.kind == "merge" for event in self.query.events))
         elif what == "wait":
@@ -145,6 +158,33 @@ class Acts:
             }[what]
             for host in sorted(chosen):
                 fault(host)
+
+    def _used(self, number: int) -> str:
+        used = [host for host, has in self.query.nodes.items() if has]
+        return used[number % len(used)]
+
+    def _for_a_while(self, what: str, numbers: list[int], seconds: float) -> None:
+        hosts = [self._used(number) for number in numbers]
+        node = self.cluster._nodes[hosts[0]] if hosts else None
+        if what == "hang":
+            fault = faults.stopped(processes.executors(node._process.pid))
+        elif what == "hang-agent":
+            fault = faults.stopped([self._agent(hosts[0])])
+        elif what == "fill":
+            fault = faults.full(self.work / "disk")
+        else:
+            folders = [self.cluster.folder / host for host in hosts]
+            fault = faults.cut(*((f.name, processes.of_folder(f)) for f in folders))
+        with fault:
+            # How long a fault lasts is a part of it.
+            time.sleep(seconds)
+
+    def _damage(self) -> None:
+        """Damage the files of the newest version that was stored."""
+        stored: dict[str, list[Path]] = {}
+        for path in (self.work / "checkpoint").glob("*/parts/*-*.arrow"):
+            stored.setdefault(path.name.split("-")[0], []).append(path)
+        faults.damage(stored[max(stored)])
 
     def _scale(self, operator: str, wanted: int) -> None:
         """Scale, and note what is to be seen of it: the routing, and an event."""
@@ -176,9 +216,11 @@ class Acts:
             if executor.hostPort().startswith(f"{host}:"):
                 context.killExecutor(executor.id())
 
+    def _agent(self, host: str) -> int:
+        return self.query._parts.nodes.ask(host, Ping(), Deadline(5.0)).pid
+
     def _kill_agent(self, host: str) -> None:
-        pong = self.query._parts.nodes.ask(host, Ping(), Deadline(5.0))
-        os.kill(pong.pid, signal.SIGKILL)
+        os.kill(self._agent(host), signal.SIGKILL)
 
     def _kill_both(self, host: str) -> None:
         self._kill_agent(host)
@@ -225,6 +267,8 @@ def main() -> None:
         return
     if "master" in plan:
         own = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "600m"}
+        if "cores" in plan:  # as many as this driver may have, one in each of its executors
+            own |= {"spark.executor.cores": 1, "spark.cores.max": plan["cores"]}
         run(None, ab.session(plan["master"], **conf, **own), source, work, plan)
         return
     with LocalCluster(nodes=plan["nodes"], memory="600m") as cluster:
@@ -269,7 +313,7 @@ def feed(query: RunningQuery, acts: Acts, source: Path, work: Path, plan: dict) 
     for count in groups:
         first, last = last + 1, last + count
         for file in files[first : last + 1]:
-            if not (work / "feed" / file.name).exists():
+            with suppress(FileExistsError):  # another driver gave it to the stream
                 os.link(file, work / "feed" / file.name)
         if plan.get("groups"):
             query.process_all_available()

@@ -2,19 +2,22 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cluster import model
+from cluster import faults, model
 
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = (sys.executable, "-m", "cluster.program")
+_HERE = str(Path(__file__).parents[1])
 OUTPUTS = {
     "users": ("user",),
     "sizes": ("updates",),
@@ -88,6 +91,14 @@ def make_certificate(folder: Path, hosts: int = 20) -> list[str]:
     return [str(certificate), str(key), str(certificate)]
 
 
+def launch(source: Path, work: Path, plan: dict[str, Any], **how: Any) -> subprocess.Popen[Any]:
+    """Start the program; ``how`` is as for Popen."""
+    found = [_HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(found)}
+    command = [*PROGRAM, str(source), str(work), json.dumps(plan)]
+    return subprocess.Popen(command, env=environment, **how)
+
+
 def run(source: Path, work: Path, timeout: float = 400, **plan: Any) -> list[dict[str, Any]]:
     """Run the program to its end; the events of the query. All that it was told to do succeeds.
 
@@ -105,34 +116,48 @@ def run(source: Path, work: Path, timeout: float = 400, **plan: Any) -> list[dic
 def run_anyhow(source: Path, work: Path, timeout: float, **plan: Any) -> None:
     """Run the program to its end, though something that it was told to do may have failed.
 
-    If it kills itself, it is started again.
+    If it kills itself, it is started again; so it is if its disk had no room.
     """
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "log").open("a") as log:
-        for _ in range(2):
-            finished = subprocess.run(
-                [sys.executable, str(PROGRAM), str(source), str(work), json.dumps(plan)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-                check=False,
-                start_new_session=True,
-            )
-            if finished.returncode != -signal.SIGKILL:
-                break
-    assert finished.returncode == 0, (work / "log").read_text()[-6000:]
+    with ExitStack() as stack, (work / "log").open("a") as log:
+        if "disk" in plan:
+            stack.enter_context(faults.disk(work / "disk", plan["disk"]))
+            for name in plan["on_disk"]:
+                (work / "disk" / name).mkdir()
+                (work / name).symlink_to(work / "disk" / name)
+        ended = [_run_once(source, work, timeout, plan, log)]
+        while _comes_back(ended, plan):
+            ended.append(_run_once(source, work, timeout, plan, log))
+        if "disk" in plan:
+            for name in plan["on_disk"]:
+                (work / name).unlink()
+                shutil.copytree(work / "disk" / name, work / name)
+    assert ended[-1] == 0, (work / "log").read_text()[-6000:]
+
+
+def _run_once(source: Path, work: Path, timeout: float, plan: dict[str, Any], log: IO[str]) -> int:
+    how = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+    process = launch(source, work, plan, **how)
+    try:
+        return process.wait(timeout)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _comes_back(ended: list[int], plan: dict[str, Any]) -> bool:
+    """Whether a program that ended so is started again, as a service manager would."""
+    if ended[-1] == -signal.SIGKILL:
+        return ended.count(-signal.SIGKILL) == 1
+    fills = sum("fill" in act for acts in plan.get("acts", {}).values() for act in acts)
+    return ended[-1] != 0 and len(ended) - ended.count(-signal.SIGKILL) <= fills
 
 
 def kill_after(source: Path, work: Path, line: str, **plan: Any) -> None:
     """Run the program, and kill it with its JVM once it has printed a line."""
     work.mkdir(parents=True)
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(source), str(work), json.dumps(plan)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = launch(source, work, plan, text=True, **how)
     assert process.stdout is not None
     said = next((text for text in process.stdout if text.startswith(line)), None)
     os.killpg(process.pid, signal.SIGKILL)

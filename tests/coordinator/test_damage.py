@@ -3,11 +3,15 @@
 ``DAMAGE`` sets how many folders are damaged (make damage: 100,000), ``SEED`` repeats a run.
 """
 
+import multiprocessing
 import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,27 +79,38 @@ def started_again(machine: Path) -> str | None:
     return None
 
 
-def test_damage_is_made_good_or_refused_by_name(whole: Path, tmp_path: Path) -> None:
-    print(f"SEED={SEED}")
-    outcomes = {"right": 0, "refused": 0}
-    for number in range(DAMAGE):
-        chance = random.Random(f"{SEED}-{number}")
-        machine = tmp_path / "copy"
+def damaged_once(whole: Path, number: int) -> str:
+    """Damage one file of a copy, and go on: whether that was ``right`` or ``refused``."""
+    chance = random.Random(f"{SEED}-{number}")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as copy:
+        machine = Path(copy)
         shutil.copytree(whole / "disk", machine / "disk")
         files = sorted(f for f in (machine / "disk" / "ck").rglob("*") if f.is_file())
         file, damage = chance.choice(files), chance.choice([flip, cut, swap, lose])
         damage(file, chance)
         told = f"SEED={SEED}, number {number}: {damage.__name__} {file.relative_to(machine)}"
         refusal = started_again(machine)
-        if refusal is not None:
-            names = {file.name, file.name.removeprefix(".").removesuffix(".crc")}
-            names |= {f.name for f in file.parent.iterdir()} if damage is swap else set()
-            assert any(name in refusal for name in names), f"{told}: {refusal}"
-            outcomes["refused"] += 1
-        else:
+        if refusal is None:
             found = results(machine / "disk")
             assert found == expected(len(found)), told
-            outcomes["right"] += 1
-        shutil.rmtree(machine)
-    print(outcomes)
-    assert min(outcomes.values()) > DAMAGE // 20
+            return "right"
+        names = {file.name, file.name.removeprefix(".").removesuffix(".crc")}
+        names |= {f.name for f in file.parent.iterdir()} if damage is swap else set()
+        assert any(name in refusal for name in names), f"{told}: {refusal}"
+        return "refused"
+
+
+def test_damage_is_made_good_or_refused_by_name(whole: Path) -> None:
+    print(f"SEED={SEED}")
+    one = partial(damaged_once, whole)
+    if DAMAGE <= 1000:
+        outcomes = Counter(map(one, range(DAMAGE)))
+    else:
+        os.environ["SEED"] = str(SEED)  # for the other processes
+        spawn = multiprocessing.get_context("spawn")
+        # Twice the processors: a trial waits half of its time for its own threads.
+        with ProcessPoolExecutor(2 * (os.cpu_count() or 1), spawn) as pool:
+            outcomes = Counter(pool.map(one, range(DAMAGE), chunksize=100))
+    print(dict(outcomes))
+    assert outcomes.total() == DAMAGE
+    assert min(outcomes["right"], outcomes["refused"]) > DAMAGE // 20

@@ -339,3 +339,35 @@ def test_slices_that_moved_are_checkpointed_with_the_others() -> None:
         play.batch()
     newest = play.query.published[-1]
     assert KeyGroups.of(g for part in newest.parts["op"] for g in part.groups) == EVERYTHING
+
+
+@pytest.mark.parametrize(("hosts", "replays"), [("abcd", True), ("ab", False)])
+def test_a_node_that_is_new_to_the_operator_runs_a_batch_before_it_serves(
+    hosts: str, replays: bool
+) -> None:
+    """Its first batch takes longer; in the background nobody waits for it."""
+    play = running(batches=6, hosts=hosts, checkpointing=Periodic("1 hour", at_most=3))
+    play.hold(o.Replay)
+    command = play.command(Scale, "op", 4)
+    play.batches(3)
+    assert bool(play.waiting(o.Replay)) == replays
+    assert (command in play.ended) == (not replays)
+    if replays:
+        play.batches(2)
+        assert play.query.routed["op"].routing.instances == 2
+        play.let_go(o.Replay)
+        until_done(play, command)
+        assert play.given(o.Advance), "changes are known, and less work than a second replay"
+    assert play.ended[command].error is None
+
+
+def test_a_replay_that_fails_is_not_tried_where_changes_are_known() -> None:
+    play = running(batches=6, checkpointing=Periodic("1 hour", at_most=3))
+    play.hold(o.Replay)
+    command = play.command(Scale, "op", 4)
+    play.batches(3)
+    play.fail(play.waiting(o.Replay)[0], "what was sent is not kept")
+    play.wait(1)
+    until_done(play, command)
+    assert play.ended[command].error is None
+    assert len(play.given(o.Replay)) == 1

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from anabranch.coordinator.failures import lost_worker, translated
+from anabranch.errors import SinkFailed
 from anabranch.spark.sinks.delta import DeltaSink
 from anabranch.spark.sinks.parquet import ParquetSink
 from anabranch.spark.sinks.sink import Delivery
@@ -68,9 +71,22 @@ def test_parquet_takes_nothing_from_a_driver_that_was_paused(
     delivery = Delivery("q", Version(0), first=True, epoch=2)
     newer.write(rows(spark, 0, 6).repartition(2), delivery)
     newer.commit(delivery)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(SinkFailed):
         paused.commit(late)
     assert sorted(ids(tmp_path / "out")) == list(range(6))
+
+
+def test_a_folder_that_cannot_be_written_is_told_from_an_error_of_the_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    sink = ParquetSink(str(tmp_path / "file" / "out"))
+    with pytest.raises(PySparkException) as failed:
+        sink.write(rows(spark, 0, 10), Delivery("q", Version(0), first=True))
+    assert lost_worker(failed.value)
+    error = translated(failed.value)
+    assert isinstance(error, SinkFailed)
+    assert str(error).startswith(f"results could not be written to {sink.path}: ")
 
 
 def test_delta_knows_what_it_has(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from anabranch.errors import (
     Misplaced,
     QueryFailed,
     Reshaped,
+    SinkFailed,
     StateLocked,
     StateMissing,
 )
@@ -45,7 +46,7 @@ _PLANNED = (
     "Multiple streaming queries are concurrently using",
 )
 _STOPPED = ("SparkContext was shut down", "stopped SparkContext", "SparkContext is stopped")
-_TRY_AGAIN = {StateLocked, Fenced, Misplaced, Reshaped, CutOff}
+_TRY_AGAIN = {StateLocked, Fenced, Misplaced, Reshaped, CutOff, SinkFailed}
 
 
 def lost_worker(error: BaseException) -> bool:

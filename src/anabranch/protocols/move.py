@@ -492,6 +492,10 @@ def _follow(turn: Turn, moving: Move) -> None:
         _capture(turn, moving)
     elif _being_stored(query, moving):
         pass  # these parts bring the targets on
+    elif _wants_warm_up(query, moving):
+        if moving.at < query.committed:
+            _put(turn, replace(moving, rounds=1))
+            _replay(turn, moving)
     elif query.committed - moving.at <= _NEAR or moving.rounds >= _ROUNDS:
         _finish(turn, _next(turn, moving, Phase.HOLD))
     elif not _advance(turn, moving):
@@ -501,6 +505,25 @@ def _follow(turn: Turn, moving: Move) -> None:
             _capture(turn, moving)
         else:
             _replay(turn, moving)
+
+
+def _wants_warm_up(query: Query, moving: Move) -> bool:
+    """Whether to catch up first by running a batch, though changes may be known.
+
+    The first batch on a node loads classes and compiles the plan, for about as long as a batch
+    takes. A replay does this while the stream runs; where Spark has no batch, nobody waits for it.
+    If it fails, the next attempt is without it.
+    """
+    serve = {each.node for each in serving(query.slices.values(), moving.operator)}
+    patience = _SHORT if query.batch is None else _PATIENCE
+    return (
+        query.policies.replays
+        and query.committed != NO_VERSION
+        and moving.rounds == 0
+        and moving.attempts == 1
+        and any(each.node not in serve for each in moving.targets)
+        and (moving.at < query.committed or query.now < moving.phase_since + patience)
+    )
 
 
 def _finish(turn: Turn, moving: Move) -> None:

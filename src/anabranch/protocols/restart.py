@@ -33,7 +33,7 @@ from anabranch.units import NO_VERSION, Version
 
 _TABLES = 5 * SECOND
 """So long the nodes are waited for that had the tables."""
-_COMING = 10 * SECOND
+_COMING = 30 * SECOND
 """So long nodes are waited for whose agents are being started."""
 _HOLDERS = 30 * SECOND
 """So long nodes are waited for that hold parts of newer versions."""

@@ -12,7 +12,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from anabranch.durable import flush, flush_ancestors
+from anabranch.errors import SinkFailed
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.sinks.sink import Delivery, PartWriter
 from anabranch.spark.types import arrow_schema
@@ -67,20 +68,22 @@ class ParquetSink:
         """Run the tasks and remember what they wrote."""
         files = frame.collect()
         filesystem, folder = resolve(self.path)
-        filesystem.create_dir(folder, recursive=True)
-        if delivery.first:
-            _sweep(filesystem, folder, delivery)
+        with _writing(self.path):
+            filesystem.create_dir(folder, recursive=True)
+            if delivery.first:
+                _sweep(filesystem, folder, delivery)
         self._pending = {row["final"]: row["temporary"] for row in files}
 
     def commit(self, delivery: Delivery) -> None:
         """Give the files their names, and remove what an earlier attempt left of this batch."""
         filesystem, folder = resolve(self.path)
-        for final, temporary in self._pending.items():
-            filesystem.move(f"{folder}/{temporary}", f"{folder}/{final}")
-        if delivery.first:
-            for name in _names(filesystem, folder):
-                if name.startswith(_prefix(delivery)) and name not in self._pending:
-                    filesystem.delete_file(f"{folder}/{name}")
+        with _writing(self.path):
+            for final, temporary in self._pending.items():
+                filesystem.move(f"{folder}/{temporary}", f"{folder}/{final}")
+            if delivery.first:
+                for name in _names(filesystem, folder):
+                    if name.startswith(_prefix(delivery)) and name not in self._pending:
+                        filesystem.delete_file(f"{folder}/{name}")
         with self._lock:
             self._unflushed += [f"{folder}/{final}" for final in self._pending]
         self._pending = {}
@@ -168,15 +171,26 @@ def _write_part(
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            if writer is None:
-                filesystem.create_dir(folder, recursive=True)
-                writer = pq.ParquetWriter(
-                    f"{folder}/{temporary}", batch.schema, filesystem=filesystem
-                )
-            writer.write_batch(batch)
+            with _writing(path):
+                if writer is None:
+                    filesystem.create_dir(folder, recursive=True)
+                    writer = pq.ParquetWriter(
+                        f"{folder}/{temporary}", batch.schema, filesystem=filesystem
+                    )
+                writer.write_batch(batch)
     finally:
         if writer is not None:
-            writer.close()
+            with _writing(path):
+                writer.close()
     if writer is not None:
         names = {"temporary": [temporary], "final": [f"{prefix}{partition:05d}.parquet"]}
         yield pa.RecordBatch.from_pydict(names)
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    """An error of the disk or the store is told from one of the code that makes the rows."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkFailed(f"results could not be written to {path}: {error}") from error
