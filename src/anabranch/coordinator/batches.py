@@ -54,6 +54,7 @@ _log = logging.getLogger("anabranch")
 _RECENT = 100
 _CANCEL_EVERY = 0.05
 _numbers = itertools.count()
+_LOST = "it was cancelled, because a slice that it needs was lost"
 
 HERE = ""
 """The host of everything where the driver runs the tasks itself."""
@@ -151,7 +152,8 @@ class Batches(HandOver):
             if isinstance(self.failure, StateMissing):
                 missing = tuple(map(slice_of, self.failure.tables))
             cause = _cause(error, self.failure, cancelled=self._cancelled)
-            return BatchFailed(order.version, order.fence, cause, str(self.failure), missing)
+            reason = _LOST if self._cancelled and cause is Cause.PROCESS_LOST else str(self.failure)
+            return BatchFailed(order.version, order.fence, cause, reason, missing)
 
     def _committed(
         self,
