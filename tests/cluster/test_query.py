@@ -8,7 +8,12 @@ import pytest
 from anabranch.cluster import LocalCluster
 from cluster import runs
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.cluster]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.chaos,
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),  # a machine that is busy with other things
+]
 FILES = 11
 
 
