@@ -67,7 +67,7 @@ from anabranch.state.view import State
 from anabranch.stores import Manifests, read_state
 from anabranch.units import NO_VERSION, Version
 from anabranch.worker import slices as worker
-from anabranch.worker.reports import Report
+from anabranch.worker.reports import InstanceReport
 
 GROUPS, KEYS = 8, 23
 LAYOUT = TableLayout(
@@ -137,7 +137,7 @@ class Counting(HandOver):
 
     def _count(
         self, numbers: list[int], order: RunBatch
-    ) -> tuple[list[tuple[int, int]], list[Report]]:
+    ) -> tuple[list[tuple[int, int]], list[InstanceReport]]:
         root = self.program.root.path()
         wanted = {each.slice: each for each in order.captures}
         found: list[tuple[int, int]] = []
@@ -156,7 +156,7 @@ class Counting(HandOver):
                 for table in tables:
                     table.finish()
             reports.append(
-                Report("op", instance, order.version, order.fence, ended, 0.0, 0.0, 0.0, ())
+                InstanceReport("op", instance, order.version, order.fence, ended, 0.0, 0.0, 0.0, ())
             )
         return sorted(found), reports
 

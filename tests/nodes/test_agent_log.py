@@ -26,14 +26,17 @@ def test_a_flood_of_failures_is_a_few_lines(caplog: pytest.LogCaptureFixture) ->
     failures = FailureLog(clock)
     for _ in range(30):
         for number in range(1000):
-            failures.note("request", "10.0.0.1", Refused(f"the request is {number} s old"))
+            failures.note("A request", "10.0.0.1", Refused(f"the request is {number} s old"))
         clock.now += 1.0
         failures.summarize()
     assert failures.counts() == {"Refused": 30_000}
     periods = 30 / PERIOD
     assert len(caplog.records) <= (MOST_LINES + 1) * (periods + 1)
     summaries = [each.message for each in caplog.records if "times more" in each.message]
-    assert "request: Refused 9997 times more in 10 s; the last for 10.0.0.1: the" in summaries[0]
+    assert (
+        "A request failed with Refused 9997 times more in 10 s; the last of 10.0.0.1: the"
+        in summaries[0]
+    )
 
 
 def test_kinds_of_failures_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:

@@ -105,7 +105,7 @@ def test_a_later_driver_takes_the_folder_over(start: Starter, tmp_path: Path) ->
         start(folder=tmp_path, epoch=1, secret=other)
     second = start(folder=tmp_path, epoch=2, secret=mine)
     assert is_gone(first.pid)
-    with pytest.raises(Deposed, match="epoch 2"):
+    with pytest.raises(Deposed, match="driver 2"):
         start(folder=tmp_path, epoch=1)
     assert start(folder=tmp_path, epoch=2, secret=mine) == second
 

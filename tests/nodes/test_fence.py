@@ -35,7 +35,7 @@ def test_only_the_greatest_epoch_is_admitted(tmp_path: Path) -> None:
         enter(fence, epoch)
         assert fence.greatest() == epoch
     for epoch in (0, 6):
-        with pytest.raises(Fenced, match=f"epoch 7 has taken .* epoch {epoch} must give up"):
+        with pytest.raises(Fenced, match=f"driver 7 has taken .* driver {epoch} changes nothing"):
             enter(fence, epoch)
         with pytest.raises(Fenced):
             fence.check(Epoch(epoch))
@@ -98,7 +98,7 @@ def test_a_later_driver_waits_for_what_is_under_way(tmp_path: Path) -> None:
     assert begun.wait(SOON)
     with fence.admit(Epoch(1), Deadline(SOON)):
         pass  # of the same driver there may be several
-    with pytest.raises(DidNotHappen, match="driver of epoch 1 are still under way"):
+    with pytest.raises(DidNotHappen, match="changes of driver 1 are still under way"):
         enter(fence, 2, 0.2)
     with pytest.raises(Fenced):  # though nothing of the later one has been done yet
         enter(fence, 1)
@@ -163,7 +163,7 @@ def test_backups_at_an_agent_are_fenced(
     refused: list[Any] = [lambda: old.put("kept", b"y"), lambda: old.put("more", b"y"),
                           lambda: old.delete("kept"), old.stop]  # fmt: skip
     for change in refused:
-        with pytest.raises(Fenced, match="driver of epoch 5 has taken the query over"):
+        with pytest.raises(Fenced, match="driver 5 has taken the query over"):
             change()
     assert list(old.list()) == ["also", "kept"]
     assert old.get("kept").to_pybytes() == b"of before"
@@ -215,11 +215,11 @@ def test_an_agent_that_is_started_again_remembers(
     again = start(**served)
     assert again.pid != address.pid
     with Reached(str(again), Signer(secret), epoch=6) as node:
-        with pytest.raises(Fenced, match="epoch 7"):
+        with pytest.raises(Fenced, match="driver 7"):
             node.put("a", b"y")
-        with pytest.raises(Fenced, match="epoch 7"):
+        with pytest.raises(Fenced, match="driver 7"):
             node.ask(Stop(epoch=Epoch(6)))
-        with pytest.raises(Fenced, match="epoch 8"):
+        with pytest.raises(Fenced, match="driver 8"):
             node.ask(Drop(epoch=Epoch(7)))
         assert node.get("a").to_pybytes() == b"x"
     with Reached(str(again), Signer(secret), epoch=7) as node:

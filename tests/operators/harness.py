@@ -198,7 +198,7 @@ def _attempt(
             assert output.schema.equals(expected), (output.schema, expected)
     return (
         [row for output in outputs if output is not None for row in output.to_pylist()],
-        [row for output in context.side for row in output.to_pylist()],
+        [row for output in context.late_rows for row in output.to_pylist()],
     )
 
 

@@ -58,7 +58,7 @@ class Marked(Operator):
     def __init__(self, operator: Operator, marks: Sequence[int | None]) -> None:
         self.operator = operator
         self.marks = marks
-        for name in ("sub_keys", "timers", "side"):
+        for name in ("sub_keys", "timers", "late"):
             setattr(self, name, getattr(operator, name))
         if hasattr(operator, "state"):
             self.state = operator.state

@@ -18,7 +18,7 @@ from anabranch.queries.running_query import RunningQuery
 from anabranch.spark.logs import SparkLogs
 from anabranch.testing.feeds import Feed
 from anabranch.units import Version
-from anabranch.worker.reports import Report, Reports
+from anabranch.worker.reports import InstanceReport, Reports
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -101,7 +101,7 @@ def test_a_batch_on_which_an_instance_did_not_report_is_run_again(
     feed.add(*[batch(seed) for seed in range(3)])
     took, lost = Reports.take, {"attempts": 0}
 
-    def take(mail: Reports, version: Version) -> dict[tuple[str, int], Report]:
+    def take(mail: Reports, version: Version) -> dict[tuple[str, int], InstanceReport]:
         reports = took(mail, version)
         # Spark has the rows, so the job that runs operators to their end does not report either.
         if version == 1 and lost["attempts"] < 2:

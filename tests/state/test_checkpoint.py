@@ -221,7 +221,7 @@ def test_the_schema_is_json() -> None:
 # --- chains ---
 
 
-def test_a_chain_is_followed_over_a_rescale() -> None:
+def test_a_chain_is_followed_over_a_scale() -> None:
     every = KeyGroups.all(GROUPS)
     chain = [
         *(captured({}, 3, None, groups) for groups in assign(GROUPS, 2)),

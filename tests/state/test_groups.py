@@ -70,21 +70,21 @@ def test_assignment_refuses(counts: tuple[int, int]) -> None:
     with pytest.raises(PlanError):
         assign(*counts)
     with pytest.raises(PlanError):
-        Routing.even(8, 2).rescale(9)
+        Routing.even(8, 2).scaled(9)
 
 
 @given(COUNTS, st.lists(st.integers(1, 40), max_size=6))
-def test_rescale_is_total_disjoint_balanced(counts: tuple[int, int], steps: list[int]) -> None:
+def test_scaling_is_total_disjoint_balanced(counts: tuple[int, int], steps: list[int]) -> None:
     routing = Routing.even(*counts)
     for step in steps:
         instances = min(step, routing.key_groups)
-        after = routing.rescale(instances)
+        after = routing.scaled(instances)
         assert after.instances == instances
         assert after.key_groups == counts[0]  # Routing itself refuses gaps and overlaps
         sizes = [len(owned) for owned in after.owners]
         assert max(sizes) - min(sizes) <= 1
         assert after.epoch == routing.epoch + (after.owners != routing.owners)
-        assert after.rescale(instances) is after
+        assert after.scaled(instances) is after
         routing = after
 
 
@@ -95,12 +95,12 @@ def _balanced(key_groups: int, instances: int) -> list[tuple[int, ...]]:
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=7), st.integers(1, 4))
-def test_rescale_is_sticky(table: list[int], instances: int) -> None:
+def test_scaling_is_sticky(table: list[int], instances: int) -> None:
     """No balanced routing moves fewer groups; every one of them is tried."""
     used = sorted(set(table))
     owners = [KeyGroups.of([g for g, i in enumerate(table) if i == u]) for u in used]
     before = Routing(tuple(owners))
-    after = before.rescale(instances).table()
+    after = before.scaled(instances).table()
     moves = [
         int((np.array(other) != before.table()).sum()) for other in _balanced(len(table), instances)
     ]
@@ -108,7 +108,7 @@ def test_rescale_is_sticky(table: list[int], instances: int) -> None:
 
 
 def test_routing_table_and_json() -> None:
-    routing = Routing.even(10, 2).rescale(3)
+    routing = Routing.even(10, 2).scaled(3)
     assert Routing.from_json(routing.to_json()) == routing
     for instance, owned in enumerate(routing.owners):
         assert KeyGroups.of(np.flatnonzero(routing.table() == instance)) == owned
@@ -127,12 +127,12 @@ def test_routing_json_that_is_none(value: dict[str, object]) -> None:
 @given(
     groups=st.integers(1, 300), instances=st.integers(1, 8), parts=st.integers(1, 5), data=st.data()
 )
-def test_split_divides_some_instances_and_leaves_the_others(
+def test_it_divides_some_instances_and_leaves_the_others(
     groups: int, instances: int, parts: int, data: st.DataObject
 ) -> None:
     before = Routing.even(groups, min(groups, instances))
     chosen = data.draw(st.sets(st.integers(0, before.instances - 1)))
-    after = before.split(chosen, parts)
+    after = before.divided(chosen, parts)
     for instance in range(before.instances):
         if instance not in chosen:
             assert after.owners[instance] == before.owners[instance]

@@ -252,7 +252,7 @@ def test_a_part_is_at_all_of_its_holders_and_one_of_them_is_enough(
 def test_a_part_that_not_all_holders_take_is_not_stored(captures: list[Capture]) -> None:
     stores: dict[str, BackupStore] = {"a": MemoryStore()}
     peers = PeerStore(lambda: stores)
-    with pytest.raises(DidNotHappen, match="node b is gone"):
+    with pytest.raises(DidNotHappen, match="node b was lost"):
         back_up(peers, captures[0], holders=("b", "a"))
     assert stores["a"].list() == []
     with pytest.raises(MayHaveHappened, match=r"^b/parts/.* was not stored, and a/parts/.* was: "):

@@ -29,7 +29,7 @@ from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
-from anabranch.worker.reports import Report, Reports
+from anabranch.worker.reports import InstanceReport, Reports
 from anabranch.worker.slices import CaptureOrder, SliceOrder
 from anabranch.worker.task import OperatorTask
 
@@ -78,9 +78,9 @@ class Mailbox:
     """Reports that stay in this process."""
 
     def __init__(self) -> None:
-        self.sent: list[Report] = []
+        self.sent: list[InstanceReport] = []
 
-    def send(self, report: Report) -> None:
+    def send(self, report: InstanceReport) -> None:
         self.sent.append(report)
 
 
@@ -160,7 +160,7 @@ class Running:
             keys=("id",),
             layout=self.layout,
             output=pa.schema([pa.field("id", pa.int64())]),
-            side=None,
+            late=None,
             root=self.root,
             version=Version(version),
             fence=fence,
@@ -172,17 +172,17 @@ class Running:
             hosts=(),
         )
 
-    def run_here(self, task: OperatorTask, ids: Sequence[int], attempt: int) -> Report:
+    def run_here(self, task: OperatorTask, ids: Sequence[int], attempt: int) -> InstanceReport:
         """Run a batch of the only instance in this process, as if it were a task."""
         context = mock.Mock(partitionId=lambda: 0, taskAttemptId=lambda: attempt)
         rows = pa.record_batch({"id": pa.array(ids, pa.int64())})
         with mock.patch.object(TaskContext, "get", return_value=context):
             for _ in task.run(self.reports, iter([rows])):
                 pass
-        report: Report = self.reports.sent[-1]
+        report: InstanceReport = self.reports.sent[-1]
         return report
 
-    def taken(self, version: int) -> list[Report]:
+    def taken(self, version: int) -> list[InstanceReport]:
         return list(self.reports.take(Version(version)).values())
 
     def counts(self) -> dict[int, int]:

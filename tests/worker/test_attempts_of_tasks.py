@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from task_runs import Running
 
 from anabranch.units import Version
-from anabranch.worker.reports import Report, Reports
+from anabranch.worker.reports import InstanceReport, Reports
 
 pytestmark = pytest.mark.spark
 IDS = list(range(200)) * 2
@@ -73,8 +73,8 @@ def test_a_late_batch_attempt_is_refused(running: Running) -> None:
 
 
 def test_the_report_of_the_newest_attempt_counts(spark: SparkSession) -> None:
-    def report(fence: int, attempt: int) -> Report:
-        return Report("op", 0, Version(3), fence, (), 0.0, 0.0, 0.0, (), attempt=attempt)
+    def report(fence: int, attempt: int) -> InstanceReport:
+        return InstanceReport("op", 0, Version(3), fence, (), 0.0, 0.0, 0.0, (), attempt=attempt)
 
     reports = Reports(spark.sparkContext)
     for pair in [(1, 9), (2, 4), (2, 7), (2, 5), (1, 8)]:

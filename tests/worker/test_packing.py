@@ -14,7 +14,7 @@ from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.state.groups import Routing, group_of
 from anabranch.state.hashing import hash_keys
 from anabranch.worker import packing
-from anabranch.worker.packing import PLACE, ROWS, TARGET, Packing, read_values
+from anabranch.worker.packing import ROWS, SEQUENCE, TARGET, Packing, read_values
 
 SCHEMA = pa.schema([("user", pa.string()), ("n", pa.int64())])
 PACKING = Packing(SCHEMA, ("user",))
@@ -100,7 +100,7 @@ def test_rows_are_divided_again_for_some_instances(rows: Any, before: int, after
 def test_rows_made_again_have_the_place_of_their_first_sender(partition: SimpleNamespace) -> None:
     partition.number = 1
     (packed,) = PACKING.as_from([0, 7], iter([made([("a", 1)])]))
-    assert packed.column(PLACE)[0].as_py() >> packing.PLACE_BITS == 7
+    assert packed.column(SEQUENCE)[0].as_py() >> packing.SEQUENCE_BITS == 7
 
 
 def test_rows_in_no_order_may_be_made_again_by_more_than_sent_them(

@@ -27,7 +27,7 @@ class Loaded(ab.Operator):
 
     def process(self, rows: ab.Rows, state: ab.State, context: ab.Context) -> ab.Rows:
         modules = [name for name in sys.modules if name.startswith("anabranch.")]
-        return rows.append_column("modules", pa.array([",".join(modules)] * len(rows)))
+        return rows.append_column("modules", pa.array([",".join(modules)] * len(rows), pa.string()))
 
 
 def packages(modules: list[str]) -> set[str]:

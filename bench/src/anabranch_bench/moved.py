@@ -83,7 +83,7 @@ def moved_share(instances: int, grow_to: int) -> float:
     0.109
     """
     before = Routing.even(_KEY_GROUPS, instances)
-    after = before.rescale(grow_to)
+    after = before.scaled(grow_to)
     moved = sum(
         len(groups - before.owners[number]) if number < instances else len(groups)
         for number, groups in enumerate(after.owners)

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from anabranch.errors import PlanError
-from anabranch.places import absolute
 from anabranch.state.part import Part
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.store import BackupStore
+from anabranch.uris import absolute
 
 
 @dataclass(frozen=True)

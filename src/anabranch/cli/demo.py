@@ -38,7 +38,7 @@ _CONF = {"spark.log.level": "ERROR", "spark.ui.enabled": "false"}
 def demo(seconds: float, sentences: int, folder: str | None, nodes: int) -> None:
     """Count words in a generated stream and show them live. Ctrl-C ends it."""
     if nodes:
-        from anabranch.cli.story import tell
+        from anabranch.cli.cluster_demo import tell
 
         raise SystemExit(0 if tell(nodes, Console(highlight=False)) else 1)
     from pyspark.sql import functions as F

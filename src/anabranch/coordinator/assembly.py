@@ -46,7 +46,7 @@ from anabranch.spark.logs import SparkLogs
 from anabranch.spark.nodes import is_local
 from anabranch.spark.session import batches_in_log
 from anabranch.spark.sinks.sink import Replaceable
-from anabranch.spark.sources import combine
+from anabranch.spark.sources import combine, logs_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
 from anabranch.stores.address import StoreAddress
@@ -198,7 +198,8 @@ def _taken_over(
     )
     identity.save(folder.store, known)
     events = Events(folder.log, reign.epoch)
-    logs = SparkLogs(folder.spark)
+    combined = combine([source.frame for source in plan.sources()])
+    logs = SparkLogs(folder.spark, logs_of(combined))
     program = Program(
         before.query,
         plan,
@@ -239,11 +240,11 @@ def _taken_over(
     loop = Loop(Query(operators, policies, reign.epoch))
     batches = Batches(program, loop, ledger, spark)
     replays = Replays(
-        plan, batches.sent, batches.router, batches.reports, settings.movement.from_source
+        plan, batches.sent.get, batches.router, batches.reports, settings.movement.from_source
     )
     launch = Launch(
         spark,
-        combine([source.frame for source in plan.sources()]),
+        combined,
         folder.spark,
         folder.is_local,
         settings.trigger,

@@ -24,7 +24,8 @@ from anabranch.coordinator.handover import HandOver
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.progress import Progress, operator_progress
-from anabranch.errors import Deposed, QueryFailed, Reshaped, StateMissing
+from anabranch.coordinator.sent import Sent
+from anabranch.errors import AnabranchError, Deposed, QueryFailed, Reshaped, StateMissing
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.requests import TableName
 from anabranch.plan.graph import Plan, Stateful
@@ -45,7 +46,7 @@ from anabranch.spark.shuffle import Router
 from anabranch.spark.sinks.sink import Delivery, Replaceable
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version
-from anabranch.worker.reports import Report, Reports
+from anabranch.worker.reports import InstanceReport, Reports
 from anabranch.worker.slices import CaptureOrder, SliceOrder
 from anabranch.worker.task import OperatorTask
 
@@ -56,9 +57,6 @@ _numbers = itertools.count()
 
 HERE = ""
 """The host of everything where the driver runs the tasks itself."""
-
-Sent = dict[str, dict[Version, Step]]
-"""What was sent to each operator in each batch that is kept."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,8 @@ class Batches(HandOver):
         super().__init__(loop)
         self.program = program
         self.reports = Reports(spark.sparkContext)
-        self._sent: Sent = {}
+        self.sent = Sent(program.window)
+        """What batches have sent, kept to be sent again."""
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
         self._ledger = ledger
         self._context = spark.sparkContext
@@ -110,10 +109,7 @@ class Batches(HandOver):
     def resume(self, commit: Commit) -> None:
         """See :meth:`HandOver.resume`."""
         super().resume(commit)
-        for kept in self._sent.values():
-            for step in kept.values():
-                step.trim()
-        self._sent = {}
+        self.sent.clear()
 
     def cancel(self, order: CancelBatch) -> None:
         """See :meth:`HandOver.cancel`."""
@@ -124,13 +120,7 @@ class Batches(HandOver):
 
     def trim(self, operator: str, upto: Version) -> None:
         """See :meth:`HandOver.trim`."""
-        kept = self._sent.get(operator, {})
-        for version in [v for v in kept if v <= upto]:
-            kept.pop(version).trim()
-
-    def sent(self, operator: str, version: Version) -> Step | None:
-        """What was sent to an operator in a batch, if it is kept."""
-        return self._sent.get(operator, {}).get(version)
+        self.sent.trim(operator, upto)
 
     def router(self, operator: str, routed: Routed) -> Router | PackedRouter:
         """What sends rows to the instances of an operator."""
@@ -160,17 +150,8 @@ class Batches(HandOver):
             missing: tuple[SliceId, ...] = ()
             if isinstance(self.failure, StateMissing):
                 missing = tuple(map(slice_of, self.failure.tables))
-            cause, reason = self._cause(error), str(self.failure)
-            return BatchFailed(order.version, order.fence, cause, reason, missing)
-
-    def _cause(self, error: Exception) -> Cause:
-        if isinstance(self.failure, Deposed):
-            return Cause.FENCED
-        if isinstance(self.failure, StateMissing):
-            return Cause.STATE_MISSING
-        if self._cancelled or lost_worker(error) or isinstance(error, Unreported):
-            return Cause.PROCESS_LOST
-        return Cause.ERROR
+            cause = _cause(error, self.failure, cancelled=self._cancelled)
+            return BatchFailed(order.version, order.fence, cause, str(self.failure), missing)
 
     def _committed(
         self,
@@ -206,12 +187,13 @@ class Batches(HandOver):
         commit = self._commit_of(order, reports.values())
         self._ledger.commit(commit)
         self._commit = commit
-        self._keep(version, steps)
+        self.sent.keep(version, steps, commit.times)
         if order.deliver:
             self._first = False
         self._record(version, reports.values(), time.perf_counter() - began, attempts)
         told = slices_told(order, reports.values())
-        return BatchCommitted(version, order.fence, told, self._obsolete())
+        obsolete = self.sent.obsolete(version, commit.times)
+        return BatchCommitted(version, order.fence, told, obsolete)
 
     def _tune(self, frame: DataFrame, order: RunBatch) -> None:
         if self._tuned is not frame.sparkSession:
@@ -232,76 +214,37 @@ class Batches(HandOver):
         return {
             node: Step(
                 bound,
-                self._task(bound, order, batch_time, wanted),
+                _task(self.program, bound, order, self._commit, batch_time, wanted),
                 self.router(bound.name, order.routed[bound.name]),
             )
             for node, bound in self.program.bounds.items()
         }
 
-    def _task(
-        self,
-        bound: Bound,
-        order: RunBatch,
-        batch_time: int,
-        wanted: Mapping[SliceId, CaptureWanted],
-    ) -> OperatorTask:
-        routed = order.routed[bound.name]
-        slices: list[list[SliceOrder]] = [[] for _ in routed.hosts]
-        mine = [each for each in order.slices if each.operator == bound.name]
-        for each in sorted(mine, key=lambda s: s.groups.ranges):
-            slices[each.instance].append(slice_order(each, wanted.get(each.id)))
-        return OperatorTask(
-            name=bound.name,
-            operator=bound.operator,
-            keys=bound.keys,
-            layout=bound.layout,
-            output=bound.output,
-            side=bound.input if bound.side else None,
-            root=self.program.root,
-            version=order.version,
-            fence=order.fence,
-            watermark=self._commit.watermarks.of(bound.name, bound.operator),
-            batch_time=batch_time,
-            track_changes=self.program.tracks_changes,
-            instances=tuple(range(routed.routing.instances)),
-            slices=tuple(tuple(each) for each in slices),
-            hosts=() if self.program.local else routed.hosts,
-            packing=packing_of(bound) if bound.packed else None,
-            ordered=bound.ordered,
-        )
-
     def _complete(
         self, order: RunBatch, frames: Frames, jobs: Jobs
-    ) -> dict[tuple[str, int], Report]:
+    ) -> dict[tuple[str, int], InstanceReport]:
         """The reports of all instances; a batch without one of them has not happened.
 
         Where a sink or a transform read only a part of the rows, operators are run to their end.
         """
         reports = self.reports.take(order.version)
-        missing = self._missing(order, reports)
+        missing = _unreported(self.program, order, reports)
         if not missing:
             return reports
         if frames.reshapable - self._computed_first and jobs.any_failed():
             raise Reshaped(
-                f"batch {order.version}: a job failed inside a function of the query, which went on"
+                f"batch {order.version}: a Spark job failed inside a function of the query, which "
+                "caught the error and went on"
             )
         self._compute_first(missing)
         frames.finish(missing)
         reports |= self.reports.take(order.version)
-        for node in self._missing(order, reports):
+        for node in _unreported(self.program, order, reports):
             raise Unreported(
                 f"operator {node.name!r}: not all of its instances reported on batch "
                 f"{order.version}"
             )
         return reports
-
-    def _missing(self, order: RunBatch, reports: Mapping[tuple[str, int], Report]) -> set[Stateful]:
-        return {
-            node
-            for node in self.program.bounds
-            for instance in range(order.routed[node.name].routing.instances)
-            if (node.name, instance) not in reports
-        }
 
     def _compute_first(self, nodes: Collection[Stateful]) -> bool:
         """Compute these operators by jobs of their own from now on; whether any was not before."""
@@ -331,35 +274,14 @@ class Batches(HandOver):
 
     # What follows from a batch
 
-    def _commit_of(self, order: RunBatch, reports: Iterable[Report]) -> Commit:
+    def _commit_of(self, order: RunBatch, reports: Iterable[InstanceReport]) -> Commit:
         operators = {bound.name: bound.operator for bound in self.program.bounds.values()}
         watermarks = self._commit.watermarks.advanced(operators, reports)
         offsets = digest(self._ledger.spark.offsets(order.version))
         return Commit(order.version, watermarks.times, offsets, order.arrangement)
 
-    def _keep(self, version: Version, steps: Mapping[Stateful, Step]) -> None:
-        """Keep what was sent to operators, to be sent again."""
-        for step in steps.values():
-            if step.buffer is not None:
-                seen = [t for t in self._commit.times.get(step.bound.name, ()) if t is not None]
-                step.time = max(seen, default=None)
-                self._sent.setdefault(step.bound.name, {})[version] = step
-
-    def _obsolete(self) -> dict[str, Version]:
-        """For each operator the last batch whose rows are too old to matter."""
-        if self.program.window is None:
-            return {}
-        found = {}
-        for name, kept in self._sent.items():
-            seen = [time for time in self._commit.times.get(name, ()) if time is not None]
-            delay = self.program.bound(name).operator.watermark_delay
-            since = min(seen, default=0) - delay - self.program.window
-            newer = [v for v, step in kept.items() if (step.time or 0) >= since]
-            found[name] = Version(min(newer, default=self._commit.version + 1) - 1)
-        return found
-
     def _record(
-        self, version: Version, reports: Collection[Report], seconds: float, attempts: int
+        self, version: Version, reports: Collection[InstanceReport], seconds: float, attempts: int
     ) -> None:
         watermarks = self._commit.watermarks
         operators = tuple(
@@ -431,7 +353,7 @@ def slice_of(table: str) -> SliceId:
     return SliceId(table.rpartition("/")[2])
 
 
-def slices_told(order: RunBatch, reports: Iterable[Report]) -> dict[SliceId, SliceReport]:
+def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[SliceId, SliceReport]:
     """What instances report of their slices."""
     slices = {each.id: each for each in order.slices}
     wanted = {each.slice: each for each in order.captures}
@@ -463,3 +385,61 @@ def _let_go(steps: dict[Stateful, Step]) -> None:
     for step in steps.values():
         step.trim()
     steps.clear()
+
+
+def _task(
+    program: Program,
+    bound: Bound,
+    order: RunBatch,
+    commit: Commit,
+    batch_time: int,
+    wanted: Mapping[SliceId, CaptureWanted],
+) -> OperatorTask:
+    """How an operator is to run in a batch, after the last commit."""
+    routed = order.routed[bound.name]
+    slices: list[list[SliceOrder]] = [[] for _ in routed.hosts]
+    mine = [each for each in order.slices if each.operator == bound.name]
+    for each in sorted(mine, key=lambda s: s.groups.ranges):
+        slices[each.instance].append(slice_order(each, wanted.get(each.id)))
+    return OperatorTask(
+        name=bound.name,
+        operator=bound.operator,
+        keys=bound.keys,
+        layout=bound.layout,
+        output=bound.output,
+        late=bound.input if bound.late else None,
+        root=program.root,
+        version=order.version,
+        fence=order.fence,
+        watermark=commit.watermarks.of(bound.name, bound.operator),
+        batch_time=batch_time,
+        track_changes=program.tracks_changes,
+        instances=tuple(range(routed.routing.instances)),
+        slices=tuple(tuple(each) for each in slices),
+        hosts=() if program.local else routed.hosts,
+        packing=packing_of(bound) if bound.packed else None,
+        ordered=bound.ordered,
+    )
+
+
+def _unreported(
+    program: Program, order: RunBatch, reports: Mapping[tuple[str, int], InstanceReport]
+) -> set[Stateful]:
+    """The operators of which not all instances have reported."""
+    return {
+        node
+        for node in program.bounds
+        for instance in range(order.routed[node.name].routing.instances)
+        if (node.name, instance) not in reports
+    }
+
+
+def _cause(error: Exception, failure: AnabranchError, *, cancelled: bool) -> Cause:
+    """Why an attempt of a batch failed with an error, which users see as another one."""
+    if isinstance(failure, Deposed):
+        return Cause.FENCED
+    if isinstance(failure, StateMissing):
+        return Cause.STATE_MISSING
+    if cancelled or lost_worker(error) or isinstance(error, Unreported):
+        return Cause.PROCESS_LOST
+    return Cause.ERROR

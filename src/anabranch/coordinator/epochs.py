@@ -125,7 +125,12 @@ class Lookout:
                 self._deposed(error)
                 return
             except StoreError as error:
-                _log.info("It cannot be seen whether another driver has the query: %s", error)
+                _log.info(
+                    "The checkpoint folder does not say who has the query; looking again in "
+                    "%.0f s: %s",
+                    self._seconds,
+                    error,
+                )
 
 
 def _taken(store: EpochStore) -> list[int]:

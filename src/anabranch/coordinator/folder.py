@@ -10,9 +10,9 @@ from pyarrow import fs
 
 from anabranch.backup.files import Files
 from anabranch.errors import PlanError
-from anabranch.places import absolute, is_local, resolve
 from anabranch.stores.files import FileStore
 from anabranch.stores.manifests import QUERY
+from anabranch.uris import absolute, is_local, resolve
 
 _OWN = frozenset({"commits", "epochs", "events", "manifests", "parts", "spark"})
 """The folders that a query has in its checkpoint folder."""

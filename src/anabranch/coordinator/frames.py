@@ -12,10 +12,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from anabranch.plan.graph import (
+    Late,
     Node,
     Output,
     Plan,
-    Side,
     Source,
     Stateful,
     Transform,
@@ -111,7 +111,7 @@ class Frames:
     @property
     def reshapable(self) -> set[Stateful]:
         """The operators whose rows were given to a function of the user, which may do anything."""
-        return {node for node in self._whole_frames if self._given_away(node)}
+        return {node for node in self._whole_frames if _given_away(self._plan, node)}
 
     def finish(self, nodes: Collection[Stateful]) -> None:
         """Run operators to their end of whose rows only a part was read."""
@@ -120,7 +120,7 @@ class Frames:
         for node in reversed(self._plan.operators()):
             if any(after in again for after in self._plan.operators_after(node)):
                 again |= {node} & self._whole_frames.keys()
-            if node in again and not self._is_packed(node):
+            if node in again and not _is_packed(self._plan, node, self._steps):
                 _run_all(self._whole(node))
 
     def release(self) -> None:
@@ -129,24 +129,6 @@ class Frames:
             frame.unpersist()
         for computed in self._computed:
             computed.release()
-
-    def _given_away(self, node: Stateful | Side) -> bool:
-        for after in self._plan.consumers(node):
-            match after:
-                case Transform():
-                    return True
-                case Output(_, sink):
-                    if not isinstance(sink, PartSink | MemorySink):
-                        return True
-                case Side():
-                    if self._given_away(after):
-                        return True
-        return False
-
-    def _is_packed(self, node: Stateful) -> bool:
-        """Whether an operator runs to its end whenever the one after it runs."""
-        after = self._plan.consumers(node)
-        return any(isinstance(each, Stateful) and self._steps[each].bound.packed for each in after)
 
     def _frame(self, node: Node) -> DataFrame:
         if node not in self._frames:
@@ -163,20 +145,20 @@ class Frames:
                 return map_in_arrow(self._frame(before), read, spark_schema(schema))
             case Stateful():
                 return without_late(self._steps[node], self._whole(node))
-            case Side(of):
+            case Late(of):
                 return self._whole(of).where(F.col(LATE).isNotNull()).select(f"{LATE}.*")
             case Source():
                 raise LookupError("every source has its rows from the start")
 
     def _whole(self, node: Stateful) -> DataFrame:
-        """An operator's rows with its side output still among them."""
+        """An operator's rows with its late rows still among them."""
         if node not in self._whole_frames:
             step = self._steps[node]
             frame = self._run(step)
             if node in self._computed_first:
                 self._computed.append(Computed(frame))
                 frame = self._computed[-1].frame
-            elif step.bound.side:
+            elif step.bound.late:
                 frame = self._keep(frame)
             self._whole_frames[node] = frame
         return self._whole_frames[node]
@@ -219,7 +201,7 @@ class Frames:
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
         if node in self._computed_first:
             return frame
-        consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Side)]
+        consumers = [c for c in self._plan.consumers(node) if not isinstance(c, Late)]
         return self._keep(frame) if len(consumers) > 1 else frame
 
     def _keep(self, frame: DataFrame) -> DataFrame:
@@ -268,13 +250,34 @@ def packing_of(bound: Bound) -> Packing:
 
 
 def result_schema(bound: Bound) -> StructType:
-    """The columns that the tasks of an operator return, its side output among them."""
+    """The columns that the tasks of an operator return, its late rows among them."""
     schema = spark_schema(bound.output)
-    if not bound.side:
+    if not bound.late:
         return schema
     return StructType([*schema.fields, StructField(LATE, spark_schema(bound.input))])
 
 
 def without_late(step: Step, whole: DataFrame) -> DataFrame:
-    """The results of an operator without its side output."""
-    return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.side else whole
+    """The results of an operator without its late rows."""
+    return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.late else whole
+
+
+def _given_away(plan: Plan, node: Stateful | Late) -> bool:
+    """Whether rows of an operator are given to a function of the user."""
+    for after in plan.consumers(node):
+        match after:
+            case Transform():
+                return True
+            case Output(_, sink):
+                if not isinstance(sink, PartSink | MemorySink):
+                    return True
+            case Late():
+                if _given_away(plan, after):
+                    return True
+    return False
+
+
+def _is_packed(plan: Plan, node: Stateful, steps: Mapping[Stateful, Step]) -> bool:
+    """Whether an operator runs to its end whenever the one after it runs."""
+    after = plan.consumers(node)
+    return any(isinstance(each, Stateful) and steps[each].bound.packed for each in after)

@@ -72,7 +72,9 @@ class HandOver(ABC):
             return
         if version != self._commit.version + 1:
             raise StateMissing(
-                f"Spark is at batch {version}, the last committed one is {self._commit.version}"
+                f"Spark's log goes on with batch {version}, and the last committed batch is "
+                f"{self._commit.version}: spark/ and commits/ in the checkpoint folder are not of "
+                "the same time. Restore a whole copy of the folder, or start in a new one"
             )
         ticket = _Ticket(version)
         with self._lock:

@@ -82,7 +82,7 @@ class Loop:
         number, future = CommandId(next(self._numbers)), Future[Any]()
         with self._changed:
             if self._over is not None:
-                raise QueryFailed(f"the query does not run: {self._over}")
+                raise QueryFailed(f"the query is not running: {self._over}")
             self._commands[number] = future
         self.tell(make(number))
         return number, future
@@ -182,5 +182,5 @@ class Loop:
             self._changed.notify_all()
         for future in waiting.values():
             if future.set_running_or_notify_cancel():
-                error: AnabranchError = QueryFailed(f"the query does not run: {reason}")
+                error: AnabranchError = QueryFailed(f"the query is not running: {reason}")
                 future.set_exception(error)

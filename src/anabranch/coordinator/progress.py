@@ -9,7 +9,7 @@ import numpy as np
 
 from anabranch.protocols import model
 from anabranch.units import Version
-from anabranch.worker.reports import Report
+from anabranch.worker.reports import InstanceReport
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Change:
 
 
 def operator_progress(
-    name: str, reports: Iterable[Report], watermark: int | None
+    name: str, reports: Iterable[InstanceReport], watermark: int | None
 ) -> OperatorProgress:
     """Put the reports of an operator's instances together."""
     instances = sorted((r for r in reports if r.operator == name), key=lambda r: r.instance)

@@ -65,11 +65,22 @@ def _sentence(kind: str, seconds: float, of: Mapping[str, Any]) -> str:
     took = f"{seconds:.1f} s"
     match kind:
         case "failure":
-            served = f" of {_instances(of['instances'])}" if of.get("instances") else ""
-            lost = f"{_count(of['slices'], 'slice')}{served}"
+            if not of["slices"]:
+                return _start(f"{_node(of['host'])} was lost; it served no slices.")
+            lost = f"{_count(of['slices'], 'slice')} of {_instances(of['instances'])}"
             return _start(f"{_node(of['host'])} was lost with {lost}.")
         case "node does not answer":
-            return _because(f"The agent of {_node(of['host'])} does not answer", of)
+            node = _node(of["host"])
+            if "attempts" not in of:
+                return _because(
+                    f"The agent of {node} does not answer, so it is ended and replaced", of
+                )
+            tried = _many(of["attempts"], "attempt")
+            return _because(
+                f"The agent of {node} did not start in {tried}, so the node counts as lost and is "
+                f"tried again in {of['pause']:.0f} s",
+                of,
+            )
         case "batch failed":
             again = "" if of["attempt"] >= ATTEMPTS else " and is run again"
             tried = f"attempt {of['attempt']} of {ATTEMPTS}"
@@ -120,14 +131,14 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
                 f"{of['pause']:.2f} s."
             )
         case "scale failed":
-            tried = f"attempt {of['attempt']} of {move.ATTEMPTS}"
-            return _because(f"Scaling {of['operator']} failed with nothing changed ({tried})", of)
+            return _because(f"Moving key groups of {of['operator']} failed {_move_again(of)}", of)
         case "checkpoint":
             return f"Published checkpoint {of['version']} in {took}: stored {_size(of['bytes'])}."
         case "checkpoint failed":
             row = ""
             if "failures" in of:
-                row = f" ({of['failures']} in a row, {of['tolerate']} are tolerated)"
+                again = "is tried again" if of["failures"] <= of["tolerate"] else "the query stops"
+                row = f" ({of['failures']} in a row, {of['tolerate']} are tolerated) and {again}"
             return _because(f"Checkpoint {of['version']} failed{row}", of)
         case "checkpoint damaged":
             return _because(f"Checkpoint {of['version']} is damaged, an older one is used", of)
@@ -148,9 +159,8 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
                 of,
             )
         case "merge failed":
-            tried = f"attempt {of['attempt']} of {move.ATTEMPTS}"
             what = f"Merging small slices of {of['operator']}"
-            return _because(f"{what} failed with nothing changed ({tried})", of)
+            return _because(f"{what} failed {_move_again(of)}", of)
         case "slices merged":
             return f"Merged small slices of {of['operator']} into {', '.join(of['slices'])}."
         case "stream held":
@@ -366,6 +376,12 @@ def _size(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return _many(size, "byte")
+
+
+def _move_again(of: Mapping[str, Any]) -> str:
+    """What comes after an attempt of a move that failed."""
+    again = "begins again" if of["attempt"] < move.ATTEMPTS else "is given up"
+    return f"with nothing changed (attempt {of['attempt']} of {move.ATTEMPTS}) and {again}"
 
 
 def _because(text: str, of: Mapping[str, Any]) -> str:

@@ -22,8 +22,7 @@ from anabranch.coordinator.rewind import Rewind
 from anabranch.errors import AnabranchError, Deposed, DidNotHappen, QueryFailed, StoreError
 from anabranch.protocols import orders
 from anabranch.protocols.query import Query
-from anabranch.spark import quiet
-from anabranch.spark.session import log_settings
+from anabranch.spark.session import log_settings, stopping
 from anabranch.spark.sinks.sink import Replaceable, Sink
 from anabranch.units import Version
 
@@ -79,7 +78,7 @@ class Launch:
     def stop(self, query: StreamingQuery) -> None:
         """See :meth:`Launching.stop`."""
         try:
-            with quiet.stopping(self.spark):
+            with stopping(self.spark):
                 query.stop()
         except Exception as error:
             if not session_gone(error):
@@ -172,8 +171,8 @@ class Stream:
                 if restarts > _RESTARTS:
                     raise
                 _log.warning(
-                    "Another driver has planned the batch after %s, before it found that this one "
-                    "has taken the query over. Starting Spark's query again, to run it as planned.",
+                    "A driver that was deposed has planned the batch after batch %s. Starting "
+                    "Spark's query again, to run that batch as planned.",
                     at,
                 )
 
@@ -184,7 +183,7 @@ class Stream:
         except Deposed as error:
             return error
         except StoreError as error:
-            _log.info("It cannot be seen whether another driver has the query: %s", error)
+            _log.info("The checkpoint folder does not say who has the query: %s", error)
         return None
 
     def stop(self) -> None:

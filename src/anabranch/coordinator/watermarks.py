@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from anabranch.operators.operator import Operator
-from anabranch.worker.reports import Report
+from anabranch.worker.reports import InstanceReport
 
 Times = dict[str, tuple[int | None, ...]]
 """The latest event time seen by each operator on each of its inputs, in microseconds."""
@@ -30,7 +30,9 @@ class Watermarks:
         pairs = zip(seen, operator.delays, strict=True)
         return min(time - delay for time, delay in pairs if time is not None)
 
-    def advanced(self, operators: Mapping[str, Operator], reports: Iterable[Report]) -> Watermarks:
+    def advanced(
+        self, operators: Mapping[str, Operator], reports: Iterable[InstanceReport]
+    ) -> Watermarks:
         """The watermarks after a batch with these reports."""
         times = dict(self.times)
         for report in reports:

@@ -46,8 +46,8 @@ class Fence:
         greatest = self.greatest()
         if epoch < greatest:
             raise Deposed(
-                f"a driver of epoch {greatest} has taken the query over; the one of epoch {epoch} "
-                "must give up"
+                f"driver {greatest} has taken the query over; driver {epoch} changes nothing "
+                "any more"
             )
 
     def greatest(self) -> Epoch:
@@ -70,9 +70,7 @@ class Fence:
             if epoch > self.greatest():
                 self._note(epoch)
             if not self._condition.wait_for(lambda: not self._before(epoch), deadline.left()):
-                raise DidNotHappen(
-                    f"changes for the driver of epoch {min(self._under_way)} are still under way"
-                )
+                raise DidNotHappen(f"changes of driver {min(self._under_way)} are still under way")
             self.check(epoch)
             self._under_way[epoch] += 1
         try:
@@ -117,23 +115,23 @@ class FencedStore:
         self._deadline = deadline
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
-        """See :meth:`anabranch.backup.BackupStore.put`."""
+        """See :meth:`anabranch.stores.BackupStore.put`."""
         with self._fence.admit(self._epoch, self._deadline):
             self._store.put(name, data)
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.backup.BackupStore.get`."""
+        """See :meth:`anabranch.stores.BackupStore.get`."""
         return self._store.get(name)
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """See :meth:`anabranch.backup.BackupStore.list`."""
+        """See :meth:`anabranch.stores.BackupStore.list`."""
         return self._store.list(prefix)
 
     def delete(self, name: str) -> None:
-        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        """See :meth:`anabranch.stores.BackupStore.delete`."""
         with self._fence.admit(self._epoch, self._deadline):
             self._store.delete(name)
 
     def size(self, name: str) -> int:
-        """See :meth:`anabranch.backup.BackupStore.size`."""
+        """See :meth:`anabranch.stores.BackupStore.size`."""
         return self._store.size(name)

@@ -89,7 +89,7 @@ class FailureLog:
             return dict(self._counts)
 
     def note(self, doing: str, peer: str, error: Exception) -> None:
-        """A request of somebody failed."""
+        """Something of somebody failed, such as ``"The request 'get'"``."""
         kind = type(error).__name__
         with self._lock:
             self._counts[kind] += 1
@@ -100,11 +100,11 @@ class FailureLog:
                 return
             lately.said += 1
         if isinstance(error, CheckpointNotFound):
-            _log.info("%s for %s: %s", doing, peer, error)
+            _log.info("%s of %s failed: %s", doing, peer, error)
         elif isinstance(error, AnabranchError):
-            _log.warning("%s for %s: %s: %.*s", doing, peer, kind, _LONGEST, error)
+            _log.warning("%s of %s failed: %s: %.*s", doing, peer, kind, _LONGEST, error)
         else:
-            _log.error("%s for %s failed", doing, peer, exc_info=error)
+            _log.error("%s of %s failed with an unexpected error.", doing, peer, exc_info=error)
 
     def summarize(self, *, everything: bool = False) -> None:
         """Log how many others there were of kinds whose ten seconds are over."""
@@ -120,6 +120,6 @@ class FailureLog:
         for (doing, name), lately in over.items():
             if lately.count > lately.said:
                 _log.warning(
-                    "%s: %s %d times more in %.0f s; the last for %s",
+                    "%s failed with %s %d times more in %.0f s; the last of %s",
                     doing, name, lately.count - lately.said, now - lately.since, lately.last,
                 )  # fmt: skip

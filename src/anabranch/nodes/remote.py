@@ -167,7 +167,7 @@ class RemoteNode:
 
 
 class NodeStore:
-    """The backups that a node keeps, as a :class:`~anabranch.backup.BackupStore`.
+    """The backups that a node keeps, as a :class:`~anabranch.stores.BackupStore`.
 
     They are changed for the driver of an epoch. ``deadline`` makes the one of each call.
     """
@@ -181,7 +181,7 @@ class NodeStore:
         return f"NodeStore({self.node!r})"
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
-        """See :meth:`anabranch.backup.BackupStore.put`."""
+        """See :meth:`anabranch.stores.BackupStore.put`."""
         view = chunks.flat(data)
         request = Put(
             epoch=self._epoch,
@@ -192,20 +192,20 @@ class NodeStore:
         self.node.upload(request, view, self._deadline())
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.backup.BackupStore.get`. A large one is a map of a file."""
+        """See :meth:`anabranch.stores.BackupStore.get`. A large one is a map of a file."""
         return self.node.ask(Get(name=BackupName(check_name(name))), self._deadline())
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """See :meth:`anabranch.backup.BackupStore.list`."""
+        """See :meth:`anabranch.stores.BackupStore.list`."""
         return self.node.ask(List(prefix=prefix), self._deadline())
 
     def delete(self, name: str) -> None:
-        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        """See :meth:`anabranch.stores.BackupStore.delete`."""
         request = Delete(epoch=self._epoch, name=BackupName(check_name(name)))
         self.node.ask(request, self._deadline())
 
     def size(self, name: str) -> int:
-        """See :meth:`anabranch.backup.BackupStore.size`."""
+        """See :meth:`anabranch.stores.BackupStore.size`."""
         return self.node.ask(Size(name=BackupName(check_name(name))), self._deadline())
 
 

@@ -56,6 +56,8 @@ _SUMMARY_SECONDS = 2.0
 _PAUSE = 0.05
 _ACCEPTED_AT_ONCE = 64
 _BACKLOG = 4096
+_UNREAD = "request"
+"""The verb of a request that was not read yet."""
 _OWN = frozenset({Put, Get, List, Size, Delete, Ping, Stop})
 """What the agent does itself; its node is asked for everything else."""
 
@@ -128,7 +130,7 @@ class Agent:
                 try:
                     sock, peer = await self._loop.sock_accept(self._listener)
                 except OSError as error:  # no descriptors are left
-                    self.failures.note("accept", "nobody", error)
+                    self.failures.note("Accepting a connection", "a stranger", error)
                     self._strangers.drop_oldest()
                     await asyncio.sleep(_PAUSE)
                     continue
@@ -139,7 +141,7 @@ class Agent:
                 dropped = self._strangers.add(connection)
                 if dropped is not None:
                     why = "it was silent, and was closed for a newer connection"
-                    self.failures.note("connection", dropped.peer, Refused(why))
+                    self.failures.note("A connection", dropped.peer, Refused(why))
                 accepted += 1
                 if accepted % _ACCEPTED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # those who are there come first
@@ -164,7 +166,8 @@ class Agent:
                 self._friends.add(connection)  # it is the one that was used last
         except (Gone, TimeoutError) as error:
             if not connection.known:
-                self.failures.note("connection", connection.peer, Refused(str(error) or "silent"))
+                why = str(error) or "it was silent"
+                self.failures.note("A connection", connection.peer, Refused(why))
         finally:
             self._strangers.discard(connection)
             self._friends.discard(connection)
@@ -172,7 +175,7 @@ class Agent:
 
     async def _one_request(self, connection: Connection) -> bool:
         """Take a request and answer it; whether there may be another one."""
-        doing = "request"
+        doing = _UNREAD
         try:
             value = await self._value(connection)
             if value is None:
@@ -185,7 +188,8 @@ class Agent:
         except Gone:
             raise
         except Exception as error:
-            self.failures.note(doing, connection.peer, error)
+            what = f"The request {doing!r}" if doing != _UNREAD else "A request"
+            self.failures.note(what, connection.peer, error)
             if connection.halfway is Halfway.OUT:
                 return False
             ends = not connection.verified or connection.halfway is not None
@@ -277,7 +281,7 @@ class Agent:
     def _ended_alone(self, connection: Connection, future: asyncio.Future[Any]) -> None:
         """Nobody waits any more for what a thread did."""
         if not future.cancelled() and isinstance(error := future.exception(), Exception):
-            self.failures.note("nobody waited", connection.peer, error)
+            self.failures.note("A request that nobody waits for", connection.peer, error)
 
     async def _in_thread(self, connection: Connection, work: Callable[[], T]) -> T:
         """Let a thread use the connection."""

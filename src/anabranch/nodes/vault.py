@@ -70,7 +70,7 @@ class Vault:
             return self._used + self._coming + self._free()
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
-        """See :meth:`anabranch.backup.BackupStore.put`; DidNotHappen if there is no room."""
+        """See :meth:`anabranch.stores.BackupStore.put`; DidNotHappen if there is no room."""
         view = flat(data)
         incoming = self.receiving(name, len(view))
         with incoming.dropped_on_error():
@@ -90,7 +90,7 @@ class Vault:
             raise DidNotHappen(f"cannot write {name} in {self._folder}: {error}") from error
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.backup.BackupStore.get`."""
+        """See :meth:`anabranch.stores.BackupStore.get`."""
         return self._store.get(name)
 
     @contextmanager
@@ -111,12 +111,12 @@ class Vault:
             os.close(descriptor)
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """See :meth:`anabranch.backup.BackupStore.list`."""
+        """See :meth:`anabranch.stores.BackupStore.list`."""
         with self._lock:
             return sorted(name for name in self._sizes if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        """See :meth:`anabranch.stores.BackupStore.delete`."""
         check_name(name)
         try:
             self._store.delete(name)
@@ -124,7 +124,7 @@ class Vault:
             self._recount(name)
 
     def size(self, name: str) -> int:
-        """See :meth:`anabranch.backup.BackupStore.size`."""
+        """See :meth:`anabranch.stores.BackupStore.size`."""
         check_name(name)
         with self._lock:
             if name not in self._sizes:

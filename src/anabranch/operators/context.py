@@ -20,11 +20,11 @@ class Context:
     """Microseconds since the epoch; no earlier row is expected. None until there is one."""
     batch_time: int = 0
     """When the batch was planned, in microseconds since the epoch: use it instead of now()."""
-    side: list[Rows] = field(default_factory=list)
+    late_rows: list[Rows] = field(default_factory=list)
     held: list[Rows] = field(default_factory=list)
     """Rows that ``process`` has put aside for ``finish``, which can see the whole batch at once."""
 
     def late(self, rows: Rows) -> None:
-        """Send rows to the operator's side output instead of dropping them."""
+        """Send rows to the stream of late rows instead of dropping them."""
         if len(rows):
-            self.side.append(rows)
+            self.late_rows.append(rows)

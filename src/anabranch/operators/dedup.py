@@ -32,7 +32,7 @@ class Deduplicate(Operator):
     are forgotten. (Spark's ``dropDuplicatesWithinWatermark`` drops whatever comes until the key is
     forgotten.)
 
-    Rows before the watermark, and rows without a time, go to the side output.
+    Rows before the watermark, and rows without a time, are late rows of the result.
 
     >>> Deduplicate(ttl=600_000_000, on="at", watermark=60_000_000)
     Deduplicate(ttl=0:10:00, on='at')
@@ -55,7 +55,7 @@ class Deduplicate(Operator):
         else:
             self.state = StateSchema((Column("_expires", schema.timestamp, _NEVER),))
             self.timers = True
-            self.side = True
+            self.late = True
 
     def __repr__(self) -> str:
         if self.ttl is None:

@@ -15,7 +15,7 @@ from pyarrow import types
 from anabranch.errors import PlanError
 from anabranch.kernels.joins import arrange, match
 from anabranch.operators.context import Context
-from anabranch.operators.join_buffer import BOOKKEEPING, LEFT, SUB_KEYS, Buffer, Touched
+from anabranch.operators.join_buffer import BOOKKEEPING, LEFT, SUB_KEYS, JoinBuffer, Touched
 from anabranch.operators.operator import Operator
 from anabranch.operators.payload import Payload
 from anabranch.operators.rows import Rows
@@ -45,8 +45,8 @@ class Join(Operator):
     row without any partner comes out with nulls on the right, once it is certain to have none.
 
     Both streams come as one: the key columns, ``__side``, the columns of the left and those of the
-    right, null in rows of the other side. Rows before the watermark go to the side output. A null
-    in the key or the time matches nothing.
+    right, null in rows of the other side. Rows before the watermark are late rows of
+    the result. A null in the key or the time matches nothing.
 
     Pairs come in the order of the later of the two rows, then by the time of the earlier one.
 
@@ -55,9 +55,9 @@ class Join(Operator):
 
     sub_keys = SUB_KEYS
     timers = True
-    side = True
+    late = True
 
-    _buffer: Buffer
+    _buffer: JoinBuffer
     _output: pa.Schema
 
     def __init__(
@@ -123,7 +123,7 @@ class Join(Operator):
             payloads.append(Payload(fields, taken))
             taken += [column.name for column in payloads[-1].columns]
         bound = copy.copy(self)
-        bound._buffer = Buffer(
+        bound._buffer = JoinBuffer(
             (payloads[0], payloads[1]), self.event_times, (self.after, self.before)
         )
         bound._output = self.output(schema, keys)

@@ -49,7 +49,7 @@ class Touched:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class JoinBuffer:
     """How buffered rows are kept: their columns, time and last useful moment, by side."""
 
     payloads: tuple[Payload, Payload]

@@ -53,8 +53,8 @@ class Operator:
     watermark_delay: int = 0
     """How far the watermark stays behind the latest ``event_time`` seen, in microseconds."""
 
-    side: bool = False
-    """Whether ``context.late`` is used; the side output then has the columns of the input."""
+    late: bool = False
+    """Whether ``context.late`` is used; its late rows have the columns of the input."""
 
     @property
     def event_times(self) -> tuple[str, ...]:

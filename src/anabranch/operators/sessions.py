@@ -45,12 +45,13 @@ class SessionAggregate(Operator):
 
     A session is sent out once the watermark has reached its end, and again after each batch that
     brings it rows within the allowed lateness. Rows that come too late to be a session of their own
-    go to the side output, like rows without a time. ``first`` and ``last`` are in order of time.
+    are late rows of the result, like rows without a time. ``first`` and ``last`` are in order of
+    time.
     """
 
     sub_keys = ("window_slot",)
     timers = True
-    side = True
+    late = True
     _aggregates: Aggregates
     _schema: pa.Schema
 

@@ -41,12 +41,12 @@ class WindowAggregate(Operator):
     In append mode a window is sent out once the watermark has reached its end, and again after each
     batch that brings it rows within the allowed lateness. In update mode every batch sends out the
     windows that changed. Rows that come too late for all their windows, and rows without a time,
-    go to the side output. ``watermark_delay`` and ``allowed_lateness`` are microseconds.
+    are late rows of the result. ``watermark_delay`` and ``allowed_lateness`` are microseconds.
     """
 
     sub_keys = ("window_start",)
     timers = True
-    side = True
+    late = True
     _aggregates: Aggregates
     _schema: pa.Schema
 

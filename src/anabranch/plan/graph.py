@@ -72,8 +72,8 @@ class Stateful:
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """The side output of an operator: its late rows."""
+class Late:
+    """The late rows of an operator."""
 
     of: Stateful
 
@@ -81,7 +81,7 @@ class Side:
         return f"late rows of {self.of.name!r}"
 
 
-Node = Source | Transform | Unpack | Stateful | Side
+Node = Source | Transform | Unpack | Stateful | Late
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ def inputs(node: Node | Output) -> tuple[Node, ...]:
             return ()
         case Stateful():
             return node.inputs
-        case Side():
+        case Late():
             return (node.of,)
         case _:
             return (node.input,)

@@ -129,7 +129,7 @@ def give_up(turn: Turn, command: CommandId) -> None:
     if mine.current is not None:
         left = tuple(each for each in mine.current.commands if each != command)
         _change(turn, current=replace(mine.current, commands=left))
-    turn.end(command, "it was given up")
+    turn.end(command, "the command was given up by whoever gave it")
 
 
 def holds(query: Query) -> bool:
@@ -318,7 +318,7 @@ def interrupt(turn: Turn) -> None:
     current = _mine(turn.query).current
     if current is not None and current.at_rest:
         turn.forget(Owner.CHECKPOINT)
-        _fail(turn, "a node was lost")
+        _fail(turn, "state was lost, and is recovered first")
         _go_on(turn)
 
 

@@ -27,6 +27,7 @@ from anabranch.protocols.events import (
 )
 from anabranch.protocols.model import Host, Role, serving
 from anabranch.protocols.orders import (
+    SECOND,
     Captured,
     Drop,
     Inspect,
@@ -101,8 +102,11 @@ def _fail_what_is_late(turn: Turn) -> None:
     now = turn.query.now
     for number, waiting in list(turn.query.outstanding.items()):
         if waiting.deadline <= now and number in turn.query.outstanding:
-            reason = "it was not answered in time"
-            _answer(turn, Failed(number, reason, unreachable=node_of(waiting.order)))
+            host, seconds = node_of(waiting.order), (waiting.deadline - waiting.since) / SECOND
+            what = f"the order to {type(waiting.order).__name__.lower()}"
+            where = f" at node {host}" if host else ""
+            reason = f"{what}{where} was not answered in time, which is {seconds:.0f} s"
+            _answer(turn, Failed(number, reason, unreachable=host))
 
 
 def _answer(turn: Turn, event: Done | Failed) -> None:
@@ -149,7 +153,7 @@ def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             for host in known - turn.query.nodes.keys():
                 _after_loss(turn, host)
             if isinstance(waiting.order, Inspect) and isinstance(event, Failed):
-                _fail_orders_at(turn, waiting.order.host, "it does not answer")
+                _fail_orders_at(turn, waiting.order.host, "does not answer")
             checkpoint.review(turn)
         case Owner.CHECKPOINT:
             checkpoint.answer(turn, waiting, event)
@@ -179,7 +183,7 @@ def _after_loss(turn: Turn, host: Host) -> None:
     restart.node_lost(turn, host)
     recover.node_lost(turn, host)
     move.node_lost(turn, host)
-    _fail_orders_at(turn, host, "it was lost")
+    _fail_orders_at(turn, host, "was lost")
     checkpoint.review(turn)
 
 
@@ -187,4 +191,4 @@ def _fail_orders_at(turn: Turn, host: Host, why: str) -> None:
     for number, waiting in list(turn.query.outstanding.items()):
         is_there = node_of(waiting.order) == host and not isinstance(waiting.order, Prepare)
         if is_there and number in turn.query.outstanding:
-            _answer(turn, Failed(number, f"node {host}: {why}"))
+            _answer(turn, Failed(number, f"node {host} {why}"))

@@ -161,11 +161,11 @@ def give_up(turn: Turn, which: CommandId) -> None:
     waiting = tuple(each for each in turn.query.waiting if each.command != which)
     if waiting != turn.query.waiting:
         turn.change(waiting=waiting)
-        turn.end(which, "it was given up")
+        turn.end(which, "the command was given up by whoever gave it")
     elif which in turn.query.moves:
         moving = turn.query.moves[which]
         _clear(turn, moving)
-        _end(turn, moving, "it was given up")
+        _end(turn, moving, "the command was given up by whoever gave it")
 
 
 def abandon(turn: Turn, reason: str) -> None:
@@ -287,7 +287,7 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
     for operator, routed in query.routed.items():
         match event:
             case Scale(operator=chosen, instances=instances):
-                different = routed.routing.rescale(instances) != routed.routing
+                different = routed.routing.scaled(instances) != routed.routing
                 wanted = operator == chosen and different
             case Rebalance():
                 wanted = sorted(_balanced(query, operator)) != sorted(routed.hosts)
@@ -351,7 +351,7 @@ def _prepare(turn: Turn, moving: Move) -> None:
     now = query.routed[name]
     match moving.event:
         case Scale(instances=count):
-            routing = now.routing.rescale(count)
+            routing = now.routing.scaled(count)
             instances = {each: of.routing.instances for each, of in query.routed.items()}
             before = {each: of.hosts for each, of in query.routed.items()}
             place = query.policies.placement.place
@@ -556,7 +556,11 @@ def _finish(turn: Turn, moving: Move) -> None:
         elif query.policies.replays:
             _replay(turn, moving)
         else:
-            _again(turn, moving, "a batch came between, and there is no way to catch up with it")
+            _again(
+                turn,
+                moving,
+                "a batch ran meanwhile, and neither changes nor what was sent is kept",
+            )
 
 
 def _advance(turn: Turn, moving: Move) -> bool:

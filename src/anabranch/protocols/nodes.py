@@ -53,7 +53,13 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
         case Prepare(host), Failed(reason=reason) if host in turn.query.nodes:
             node = turn.query.nodes[host]
             if node.failures + 1 >= _TRIES:
-                turn.tell("node does not answer", host=host, reason=reason)
+                turn.tell(
+                    "node does not answer",
+                    host=host,
+                    reason=reason,
+                    attempts=_TRIES,
+                    pause=_BANNED / SECOND,
+                )
                 remove(turn, host)
                 turn.change(banned={**turn.query.banned, host: turn.query.now + _BANNED})
                 turn.send(Wake(turn.query.now + _BANNED))

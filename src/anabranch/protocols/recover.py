@@ -158,7 +158,9 @@ def _plan(turn: Turn) -> None:
     turn.change(recovery=replace(recovery, phase=Phase.PREPARE))
     if not query.ready:
         if query.now >= recovery.since + _NODES:
-            turn.stop("there has been no node for two minutes")
+            turn.stop(
+                "there has been no node for two minutes; start executors, and the query again"
+            )
         turn.send(Wake(recovery.since + _NODES))
         return
     now = _versions(query, lost, query.ready)
@@ -231,7 +233,7 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
         instances = sorted({each.instance for each in mine})
         routing = query.routed[name].routing
         whole = [i for i in instances if all(s in mine for s in _of(query, name, i))]
-        after = routing.split(whole, query.policies.parallelism) if whole else routing
+        after = routing.divided(whole, query.policies.parallelism) if whole else routing
         routed[name] = Routed(after, query.routed[name].hosts)
     hosts = _place(query, routed, lost)
     for name in versions:

@@ -125,7 +125,9 @@ def run(turn: Turn) -> None:
         return
     if not query.ready:
         if query.now >= restart.since + _NODES:
-            turn.stop("there has been no node for two minutes")
+            turn.stop(
+                "there has been no node for two minutes; start executors, and the query again"
+            )
         turn.send(Wake(restart.since + _NODES))
         return
     coming = any(node.readiness is not Readiness.READY for node in query.nodes.values())

@@ -20,12 +20,11 @@ from anabranch.operators.running_aggregate import RunningAggregate
 from anabranch.operators.top_k import TopK
 from anabranch.operators.windowed import windowed
 from anabranch.operators.windows import Window
-from anabranch.places import absolute
 from anabranch.plan.graph import (
     DEFAULT_KEY_GROUPS,
+    Late,
     Node,
     Output,
-    Side,
     Source,
     Stateful,
     Transform,
@@ -38,6 +37,7 @@ from anabranch.spark.sinks.sink import Sink
 from anabranch.spark.types import arrow_schema
 from anabranch.state.schema import StateSchema
 from anabranch.units import Duration, microseconds
+from anabranch.uris import absolute
 
 OutputMode = Literal["update", "append"]
 
@@ -89,7 +89,7 @@ class Stream:
         """The rows that the windowed operator just before refused as late."""
         if not isinstance(self.node, Stateful):
             raise PlanError("only the output of a windowed operator has late rows")
-        return Stream(Side(self.node))
+        return Stream(Late(self.node))
 
     def to_parquet(self, path: str | Path) -> Query:
         """Write to a folder of Parquet files, every batch exactly once."""

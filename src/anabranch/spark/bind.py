@@ -22,7 +22,7 @@ from anabranch.errors import AnabranchError, PlanError
 from anabranch.operators.context import Context
 from anabranch.operators.operator import Operator
 from anabranch.operators.rows import Rows
-from anabranch.plan.graph import Node, Plan, Side, Source, Stateful, Transform, Unpack
+from anabranch.plan.graph import Late, Node, Plan, Source, Stateful, Transform, Unpack
 from anabranch.spark.hashing import KeyHash
 from anabranch.spark.shuffle import both_sides
 from anabranch.spark.sinks.sink import Sink
@@ -48,7 +48,7 @@ class Bound:
     input: pa.Schema
     output: pa.Schema
     layout: TableLayout
-    side: bool
+    late: bool
     packed: bool
     """Whether rows come packed; see :mod:`anabranch.worker.packing`."""
     ordered: bool = False
@@ -78,7 +78,7 @@ def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
                 bound = _bind_operator(plan, node, empties)
                 bounds[node] = bound
                 empties[node] = spark.createDataFrame([], spark_schema(bound.output))
-            case Side(of):
+            case Late(of):
                 empties[node] = spark.createDataFrame([], spark_schema(bounds[of].input))
     for output in plan.outputs:
         sink: Sink = output.sink
@@ -168,11 +168,11 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
         output = _checked(output, frame)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
-    side = any(isinstance(after, Side) for after in plan.consumers(node))
-    if side and not operator.side:
+    late = any(isinstance(after, Late) for after in plan.consumers(node))
+    if late and not operator.late:
         raise PlanError(f"{where} has no late rows: only windowed operators do")
     packed = plan.packs(node) and key_hash.plain
-    return Bound(node, operator, keys, key_hash, schema, output, layout, side, packed)
+    return Bound(node, operator, keys, key_hash, schema, output, layout, late, packed)
 
 
 def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:

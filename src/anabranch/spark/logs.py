@@ -11,7 +11,7 @@ import posixpath
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -19,8 +19,8 @@ from pyarrow import fs
 
 from anabranch.durable import flush, flush_ancestors
 from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
-from anabranch.places import resolve
 from anabranch.units import NO_VERSION, Version
+from anabranch.uris import resolve
 
 _COMPACTED, _SUMS = ".compact", ".crc"
 _ENTRY = re.compile(rf"(\d+)({re.escape(_COMPACTED)})?")
@@ -35,8 +35,10 @@ def digest(offsets: str) -> str:
 class SparkLogs:
     """The logs below a checkpoint location of Spark: offsets, commits, and those of sources."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, logs_of: Sequence[int] = ()) -> None:
         self._fs, self._root = resolve(location)
+        self._logs_of = logs_of
+        """For each source in the offsets of a batch the number of its log, if they differ."""
         self._local = isinstance(self._fs, fs.LocalFileSystem)
         self._flushed: dict[int, int] = {}
         """The last entry of each source's log that is known to be flushed."""
@@ -252,9 +254,10 @@ class SparkLogs:
     def _entries_in(self, offsets: str) -> dict[int, int]:
         """The newest entry in the log of each source that keeps one, as of a batch."""
         found = {}
-        for source, line in enumerate(offsets.splitlines()[2:]):
+        for at, line in enumerate(offsets.splitlines()[2:]):
             offset = _json(line)
             if isinstance(offset, dict) and isinstance(offset.get("logOffset"), int):
+                source = self._logs_of[at] if at < len(self._logs_of) else at
                 found[source] = offset["logOffset"]
         return {source: entry for source, entry in found.items() if entry >= 0}
 

@@ -52,6 +52,7 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 BATCHES_IN_LOG = 200
 """So many batches are kept in Spark's log of offsets, unless the user says otherwise."""
+_STREAMS = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -176,3 +177,18 @@ def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
     finally:
         for name in added:
             spark.conf.unset(name)
+
+
+@contextmanager
+def stopping(spark: SparkSession) -> Iterator[None]:
+    """While a stream is stopped, Spark logs the batch that it gives up as an error: not so here."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    logging = jvm.org.apache.logging.log4j
+    before = logging.LogManager.getLogger(_STREAMS).getLevel()
+    configurator = logging.core.config.Configurator
+    configurator.setLevel(_STREAMS, logging.Level.OFF)
+    try:
+        yield
+    finally:
+        configurator.setLevel(_STREAMS, before)

@@ -9,7 +9,7 @@ from anabranch.operators.join import SIDE
 from anabranch.spark.columns import column
 from anabranch.spark.hashing import KeyHash
 from anabranch.state.groups import Routing
-from anabranch.worker.packing import PLACE_BITS, TARGET
+from anabranch.worker.packing import SEQUENCE_BITS, TARGET
 from anabranch.worker.task import HASH, SEQUENCE
 
 
@@ -17,7 +17,7 @@ class Router:
     """Sends rows to instances. Made once per operator and routing: its columns cost time to build.
 
     Shuffle blocks arrive in any order. Rows that must be seen in source order therefore carry the
-    place they had before the shuffle, and are sorted by it after.
+    sequence number from before the shuffle, and are sorted by it after.
     """
 
     def __init__(self, key: KeyHash, routing: Routing, *, ordered: bool) -> None:
@@ -66,8 +66,8 @@ class Router:
             added.append(self._key.column.alias(HASH))
         if self.ordered:
             sender = F.element_at(_literals(instances), F.spark_partition_id() + 1).cast("long")
-            position = F.monotonically_increasing_id().bitwiseAND((1 << PLACE_BITS) - 1)
-            added.append((F.shiftleft(sender, PLACE_BITS) + position).alias(SEQUENCE))
+            position = F.monotonically_increasing_id().bitwiseAND((1 << SEQUENCE_BITS) - 1)
+            added.append((F.shiftleft(sender, SEQUENCE_BITS) + position).alias(SEQUENCE))
         return frame.select(*added) if len(added) > 1 else frame
 
     def _looked_up(self, by_group: Sequence[int]) -> Column:

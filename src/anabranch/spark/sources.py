@@ -25,6 +25,25 @@ def combine(frames: Sequence[DataFrame]) -> DataFrame:
     return whole
 
 
+def logs_of(frame: DataFrame) -> tuple[int, ...]:
+    """For each source whose offsets Spark notes with a batch, the number of the log it keeps of it.
+
+    Frames that were made from one streaming DataFrame have one source, with one log, and Spark
+    notes its offsets once for each of them.
+    """
+    found = []
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.isStreaming():
+            found.append(leaf)
+    different: list[object] = []
+    for leaf in found:
+        if leaf not in different:
+            different.append(leaf)
+    return tuple(different.index(leaf) for leaf in found)
+
+
 def separate(batch: DataFrame, sources: int) -> list[DataFrame]:
     """The rows of each source in one batch of the combined frame."""
     if sources == 1:

@@ -223,7 +223,7 @@ class Routing:
                 table[start:stop] = instance
         return table
 
-    def rescale(self, instances: int) -> Routing:
+    def scaled(self, instances: int) -> Routing:
         """The balanced routing over this many instances that moves as few groups as possible.
 
         Instances keep their numbers; the highest numbers come and go. Without anything to move
@@ -247,7 +247,7 @@ class Routing:
             return self
         return Routing(tuple(kept), self.epoch + 1)
 
-    def split(self, instances: Iterable[int], parts: int) -> Routing:
+    def divided(self, instances: Iterable[int], parts: int) -> Routing:
         """The routing with each of these instances divided into so many, as far as it has groups.
 
         An instance keeps its number for the first part; the others are numbered from the end on.

@@ -4,6 +4,7 @@ A store is five methods (:mod:`~anabranch.stores.store`). Captures go into it an
 (:mod:`~anabranch.stores.parts`). Which store a query has is its backup policy's to say.
 """
 
+from anabranch.stores.address import StoreAddress as StoreAddress
 from anabranch.stores.files import FileStore as FileStore
 from anabranch.stores.manifests import Manifest as Manifest
 from anabranch.stores.manifests import Manifests as Manifests

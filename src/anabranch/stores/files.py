@@ -20,8 +20,8 @@ from anabranch.errors import (
     MayHaveHappened,
     StoreError,
 )
-from anabranch.places import resolve
 from anabranch.stores.store import check_name
+from anabranch.uris import resolve
 
 PARTIAL = ".partial"
 ABANDONED = timedelta(hours=1)

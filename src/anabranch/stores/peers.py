@@ -26,7 +26,7 @@ class PeerStore:
         host, rest = _split(name)
         node = self._nodes().get(host)
         if node is None:
-            raise DidNotHappen(f"cannot store {name}: node {host} is gone")
+            raise DidNotHappen(f"cannot store {name}: node {host} was lost")
         node.put(rest, data)
 
     def get(self, name: str) -> pa.Buffer:

@@ -23,27 +23,27 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
-        """See :meth:`anabranch.backup.BackupStore.put`."""
+        """See :meth:`anabranch.stores.BackupStore.put`."""
         with self._lock:
             self._blocks[check_name(name)] = bytes(data)
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.backup.BackupStore.get`."""
+        """See :meth:`anabranch.stores.BackupStore.get`."""
         with self._lock:
             return pa.py_buffer(self._found(name))
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """See :meth:`anabranch.backup.BackupStore.list`."""
+        """See :meth:`anabranch.stores.BackupStore.list`."""
         with self._lock:
             return sorted(name for name in self._blocks if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
-        """See :meth:`anabranch.backup.BackupStore.delete`."""
+        """See :meth:`anabranch.stores.BackupStore.delete`."""
         with self._lock:
             self._blocks.pop(check_name(name), None)
 
     def size(self, name: str) -> int:
-        """See :meth:`anabranch.backup.BackupStore.size`."""
+        """See :meth:`anabranch.stores.BackupStore.size`."""
         with self._lock:
             return len(self._found(name))
 

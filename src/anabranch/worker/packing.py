@@ -20,23 +20,23 @@ from anabranch.state.groups import group_of
 from anabranch.state.hashing import hash_keys
 from anabranch.worker.end_marks import watch
 
-TARGET, PLACE, ROWS = "__target", "__place", "__rows"
+TARGET, SEQUENCE, ROWS = "__target", "__sequence", "__rows"
 PACKED = StructType(
     [
         StructField(TARGET, IntegerType()),
-        StructField(PLACE, LongType()),
+        StructField(SEQUENCE, LongType()),
         StructField(ROWS, BinaryType()),
     ]
 )
-"""The partition that rows go to, their place in the order of the source, and the rows."""
+"""The partition that rows go to, their sequence number, and the rows."""
 
 VERSION = "__version"
 """Rows of several batches that travel together have the version of theirs in this column."""
 
-PLACE_BITS = 33
+SEQUENCE_BITS = 33
 """As in Spark's own row numbers: the sender above, the number at the sender below."""
 
-_ARROW = pa.schema([(TARGET, pa.int32()), (PLACE, pa.int64()), (ROWS, pa.binary())])
+_ARROW = pa.schema([(TARGET, pa.int32()), (SEQUENCE, pa.int64()), (ROWS, pa.binary())])
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 262_144, 1 << 23
 
 watch()
@@ -55,39 +55,39 @@ class Packing:
 
     def divided(self, targets: Targets, batches: Batches) -> Batches:
         """Rows, packed for the targets of their keys, in the order in which they came."""
-        place = TaskContext.get().partitionId() << PLACE_BITS  # type: ignore[union-attr]
+        sequence = TaskContext.get().partitionId() << SEQUENCE_BITS  # type: ignore[union-attr]
         waiting: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
             for target, rows in self._parts(targets, batch):
                 parts = waiting.setdefault(target, [])
                 parts.append(rows)
                 if _full(parts):
-                    yield _row(target, place, waiting.pop(target))
-                    place += 1
+                    yield _row(target, sequence, waiting.pop(target))
+                    sequence += 1
         for target, parts in waiting.items():
-            yield _row(target, place, parts)
-            place += 1
+            yield _row(target, sequence, parts)
+            sequence += 1
 
     def divided_again(self, targets: Targets, packed: Batches) -> Batches:
-        """Packed rows, packed for other targets; every row keeps its place and its version."""
+        """Packed rows, packed for other targets; every row keeps its number and its version."""
         for batch in packed:
             versions = batch.column(VERSION)
-            for at, (place, rows) in enumerate(self._opened(iter([batch]))):
+            for at, (sequence, rows) in enumerate(self._opened(iter([batch]))):
                 for target, part in self._parts(targets, rows):
-                    row = _row(target, place, [part])
+                    row = _row(target, sequence, [part])
                     yield row.append_column(VERSION, versions.slice(at, 1))
 
     def as_from(self, senders: Sequence[int], batches: Batches) -> Batches:
         """Rows, packed for no target yet, as if partition i had been sent by ``senders[i]``.
 
-        Without senders the rows have no place, as where their order does not matter.
+        Without senders the rows have no sequence number, as where their order does not matter.
         """
         number = TaskContext.get().partitionId()  # type: ignore[union-attr]
-        place = senders[number] << PLACE_BITS if senders else 0
+        sequence = senders[number] << SEQUENCE_BITS if senders else 0
         for batch in batches:
             if batch.num_rows:
-                yield _row(0, place, [batch.cast(self.schema)])
-                place += 1
+                yield _row(0, sequence, [batch.cast(self.schema)])
+                sequence += 1
 
     def unpacked(self, packed: Batches, *, ordered: bool) -> Batches:
         """The rows again; ``ordered``: in the order of the source."""
@@ -97,9 +97,9 @@ class Packing:
 
     def _opened(self, packed: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:
         for batch in packed:
-            places = batch.column(PLACE).to_pylist()
-            for place, value in zip(places, batch.column(ROWS), strict=True):
-                yield place, pa.ipc.read_record_batch(value.as_buffer(), self.schema)
+            numbers = batch.column(SEQUENCE).to_pylist()
+            for sequence, value in zip(numbers, batch.column(ROWS), strict=True):
+                yield sequence, pa.ipc.read_record_batch(value.as_buffer(), self.schema)
 
     def _parts(
         self, targets: Targets, batch: pa.RecordBatch
@@ -161,10 +161,10 @@ def _full(parts: list[pa.RecordBatch]) -> bool:
     return bool(rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE)
 
 
-def _row(target: int, place: int, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _row(target: int, sequence: int, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     data = whole.serialize()
     offsets = pa.py_buffer(np.array([0, data.size], np.int32).tobytes())
     value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data])
-    columns = [pa.array([target], pa.int32()), pa.array([place], pa.int64()), value]
+    columns = [pa.array([target], pa.int32()), pa.array([sequence], pa.int64()), value]
     return pa.RecordBatch.from_arrays(columns, schema=_ARROW)

@@ -13,7 +13,7 @@ from anabranch.units import Version
 
 
 @dataclass(frozen=True)
-class SliceReport:
+class TableReport:
     """What a task says of one slice after a batch."""
 
     table: TableName
@@ -34,14 +34,14 @@ class SliceReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class InstanceReport:
     """One instance's account of one batch."""
 
     operator: str
     instance: int
     version: Version
     fence: int
-    slices: tuple[SliceReport, ...]
+    slices: tuple[TableReport, ...]
     seconds: float
     cpu_seconds: float
     queued: float
@@ -67,11 +67,13 @@ class Report:
         return sum(each.state_bytes for each in self.slices)
 
 
-class _Concatenate(AccumulatorParam[list[Report]]):
-    def zero(self, value: list[Report]) -> list[Report]:
+class _Concatenate(AccumulatorParam[list[InstanceReport]]):
+    def zero(self, value: list[InstanceReport]) -> list[InstanceReport]:
         return []
 
-    def addInPlace(self, value1: list[Report], value2: list[Report]) -> list[Report]:  # noqa: N802
+    def addInPlace(  # noqa: N802
+        self, value1: list[InstanceReport], value2: list[InstanceReport]
+    ) -> list[InstanceReport]:
         return value1 + value2
 
 
@@ -79,15 +81,15 @@ class Reports:
     """A mailbox from the tasks of a query to its driver. Safe to send to workers."""
 
     def __init__(self, context: SparkContext) -> None:
-        self._mail: Accumulator[list[Report]] = context.accumulator([], _Concatenate())
+        self._mail: Accumulator[list[InstanceReport]] = context.accumulator([], _Concatenate())
 
-    def send(self, report: Report) -> None:
+    def send(self, report: InstanceReport) -> None:
         """Called in a task; arrives when the task has succeeded."""
         self._mail.add([report])
 
-    def take(self, version: Version) -> dict[tuple[str, int], Report]:
+    def take(self, version: Version) -> dict[tuple[str, int], InstanceReport]:
         """All reports of a version, the last attempt's where there were several, and empty it."""
-        mail: Sequence[Report] = self._mail.value
+        mail: Sequence[InstanceReport] = self._mail.value
         self._mail.value = []
         reports = (r for r in mail if r.version == version)
         newest = sorted(reports, key=lambda r: (r.fence, r.attempt))

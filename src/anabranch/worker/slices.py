@@ -28,7 +28,7 @@ from anabranch.state.table import StateTable, TableLayout
 from anabranch.state.view import State
 from anabranch.units import Version
 from anabranch.worker.open_tables import OpenTables
-from anabranch.worker.reports import SliceReport
+from anabranch.worker.reports import TableReport
 
 Array = npt.NDArray[Any]
 
@@ -103,12 +103,12 @@ class Slice:
         self.rows = 0
         """How many rows of the batch it has taken."""
 
-    def end(self, operator: str, root: Path, most_shed: int) -> SliceReport:
+    def end(self, operator: str, root: Path, most_shed: int) -> TableReport:
         """Shed and capture what was ordered. The version is not finished by this."""
         left = self._shed(most_shed)
         changed = self.table.dirty_count
         captured, base, why_not = self._capture(operator, root)
-        return SliceReport(
+        return TableReport(
             self.order.table,
             self.rows,
             self.table.count,
@@ -146,7 +146,7 @@ class Slice:
         return str(path), base, None
 
 
-def end(slices: Sequence[Slice], operator: str, root: Path) -> tuple[SliceReport, ...]:
+def end(slices: Sequence[Slice], operator: str, root: Path) -> tuple[TableReport, ...]:
     """Shed and capture what was ordered, in all slices of an instance. No version is finished."""
     shedding = sum(1 for each in slices if each.order.shed)
     most = max(_LEAST_SHED_ROWS, _SHED_ROWS // max(1, shedding))

@@ -25,7 +25,7 @@ from anabranch.units import Version
 from anabranch.worker.end_marks import watch
 from anabranch.worker.here import executor
 from anabranch.worker.packing import TARGET, Packing
-from anabranch.worker.reports import Report, Reports
+from anabranch.worker.reports import InstanceReport, Reports
 from anabranch.worker.slices import (
     Attempt,
     Division,
@@ -56,7 +56,7 @@ class OperatorTask:
     keys: tuple[str, ...]
     layout: TableLayout
     output: pa.Schema
-    side: pa.Schema | None
+    late: pa.Schema | None
     root: StateRoot
     version: Version
     fence: int
@@ -101,7 +101,7 @@ class OperatorTask:
             ended = end(slices, self.name, root)
             for table in tables:
                 table.finish()
-            report = Report(
+            report = InstanceReport(
                 self.name,
                 instance,
                 self.version,
@@ -190,17 +190,17 @@ class OperatorTask:
         """What an operator returned, and then what it found late, with the columns for Spark."""
         if rows is not None and len(rows):
             batch = conform(rows.batch, self.output, self.name)
-            if self.side is not None:
-                nothing = pa.nulls(batch.num_rows, pa.struct(list(self.side)))
+            if self.late is not None:
+                nothing = pa.nulls(batch.num_rows, pa.struct(list(self.late)))
                 batch = batch.append_column(LATE, nothing)
             yield batch
-        late, context.side = context.side, []
-        if self.side is None:
+        found, context.late_rows = context.late_rows, []
+        if self.late is None:
             return
-        for some in late:
-            batch = conform(some.batch, self.side, self.name)
+        for some in found:
+            batch = conform(some.batch, self.late, self.name)
             nulls = [pa.nulls(batch.num_rows, field.type) for field in self.output]
-            packed = pa.StructArray.from_arrays(batch.columns, fields=list(self.side))
+            packed = pa.StructArray.from_arrays(batch.columns, fields=list(self.late))
             schema = self.output.append(pa.field(LATE, packed.type))
             yield pa.RecordBatch.from_arrays([*nulls, packed], schema=schema)
 

@@ -25,11 +25,11 @@ from pyspark.sql.types import StructType
 
 from anabranch.durable import flush, flush_ancestors
 from anabranch.errors import SinkFailed
-from anabranch.places import is_local, resolve
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.sinks.sink import Delivery, PartWriter
 from anabranch.spark.types import arrow_schema
 from anabranch.units import Version
+from anabranch.uris import is_local, resolve
 
 _TEMPORARY = "_anabranch-"
 
