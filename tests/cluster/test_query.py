@@ -112,6 +112,19 @@ def test_nodes_die_while_an_operator_is_scaled_and_during_a_checkpoint(
     assert "scale" in kinds(events)
 
 
+def test_state_at_peers_outlives_one_node_after_another(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    """Idle nodes hold backups, too. When one dies, what it held is stored again elsewhere."""
+    kills = {2: "kill-idle 0", 4: "kill 0", 5: "kill-idle 0", 7: "kill 0", 8: "kill-idle 0"}
+    acts = {str(file): [kill, "add", "checkpoint"] for file, kill in kills.items()}
+    plan = {"nodes": 3, "instances": 1, "pool": 1, "backup": "upstream", "acts": acts}
+    events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[False])
+    assert kinds(events).count("failure") == len(kills)
+    assert "going back" not in kinds(events)
+
+
 def test_the_pool_is_refilled(source: Path, tmp_path: Path) -> None:
     plan = {"nodes": 3, "instances": 1, "pool": 2, "acts": {"2": ["retire"], "5": ["wait 3"]}}
     events = runs.run(source, tmp_path / "work", **plan)
