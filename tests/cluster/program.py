@@ -7,8 +7,8 @@ everything before it is committed; without ``groups`` one by one. What is under 
 when the file with that number was committed; with ``~`` before it in a thread of its own, while
 batches run. Nodes are counted among those in use:
 
-- ``kill N ...`` nodes, ``kill all``; ``executor N``, ``agent N``, ``both N``, the Python
-  ``worker N``; ``everything`` with the driver (once: WORK/killed says that it was);
+- ``kill N ...`` nodes, ``kill all``, ``kill-idle N`` of the others; ``executor N``, ``agent N``,
+  ``both N``, the Python ``worker N``; ``everything`` with the driver (once: WORK/killed says so);
 - ``hang N SECONDS`` of an executor, ``hang-agent N SECONDS``; ``cut N M SECONDS`` between two
   nodes; ``fill SECONDS`` of the disk WORK/disk; ``damage N``: a node is killed, and then
   the files of the newest checkpoint are damaged;
@@ -133,12 +133,13 @@ class Acts:
         elif what == "everything":
             self._kill_everything()
         elif what == "retire":
-            idle = [host for host, has in self.query.nodes.items() if not has]
             before = len(self.query.nodes)
-            self._retire(idle[0])
+            self._retire(self._idle()[0])
             self._await(lambda: len(self.query.nodes) < before)
         elif what in ("hang", "hang-agent", "cut", "fill"):
             self._for_a_while(what, [int(n) for n in how[:-1]], float(how[-1]))
+        elif what == "kill-idle":
+            self.cluster.kill(self._idle()[int(how[0])])
         elif what == "damage":
             self.cluster.kill(self._used(int(how[0])))
             self._damage()
@@ -162,6 +163,9 @@ class Acts:
     def _used(self, number: int) -> str:
         used = [host for host, has in self.query.nodes.items() if has]
         return used[number % len(used)]
+
+    def _idle(self) -> list[str]:
+        return [host for host, has in self.query.nodes.items() if not has]
 
     def _for_a_while(self, what: str, numbers: list[int], seconds: float) -> None:
         hosts = [self._used(number) for number in numbers]

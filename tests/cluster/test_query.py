@@ -8,7 +8,12 @@ import pytest
 from anabranch.cluster import LocalCluster
 from cluster import runs
 
-pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.cluster]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.chaos,
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),  # a machine that is busy with other things
+]
 FILES = 11
 
 
@@ -105,6 +110,19 @@ def test_nodes_die_while_an_operator_is_scaled_and_during_a_checkpoint(
     events = runs.run(source, tmp_path / "work", nodes=3, acts=acts)
     runs.same(tmp_path / "work", undisturbed[False])
     assert "scale" in kinds(events)
+
+
+def test_state_at_peers_outlives_one_node_after_another(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    """Idle nodes hold backups, too. When one dies, what it held is stored again elsewhere."""
+    kills = {2: "kill-idle 0", 4: "kill 0", 5: "kill-idle 0", 7: "kill 0", 8: "kill-idle 0"}
+    acts = {str(file): [kill, "add", "checkpoint"] for file, kill in kills.items()}
+    plan = {"nodes": 3, "instances": 1, "pool": 1, "backup": "upstream", "acts": acts}
+    events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[False])
+    assert kinds(events).count("failure") == len(kills)
+    assert "going back" not in kinds(events)
 
 
 def test_the_pool_is_refilled(source: Path, tmp_path: Path) -> None:

@@ -335,8 +335,8 @@ def test_the_story_of_a_scale(lines: list[str]) -> None:
     assert lines[:3] == [
         "Scaling op from 2 to 3 instances.",
         "Moving 2 of 8 key groups of op to 1 slice on c.",
-        "Scaled op from 2 to 3 instances in 0.0 s: moved 200 bytes to 1 slice while 2 batches ran, "
-        "and held the stream for 0.00 s.",
+        "Scaled op from 2 to 3 instances in 0.0 s: moved 200 bytes to 1 slice while 2 batches "
+        "ran, and held the stream for 0.00 s.",
     ]
 
 

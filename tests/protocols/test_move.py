@@ -156,6 +156,18 @@ def test_before_the_first_batch_there_is_nothing_to_move() -> None:
     assert play.batch().routed["op"].routing.instances == 4
 
 
+def test_where_the_first_batch_fails_there_is_nothing_to_capture() -> None:
+    play = running(batches=0)
+    order = play.ask()
+    assert order is not None
+    command = play.command(Scale, "op", 4)
+    play.break_off(order, Cause.PROCESS_LOST)
+    play.wait(10)
+    assert play.ended[command].error is None
+    assert not play.given(o.Capture)
+    assert {make.parts for make in play.given(o.Make)} == {()}
+
+
 def test_without_a_batch_the_groups_are_captured_at_rest() -> None:
     play = running()
     command = play.command(Scale, "op", 4)

@@ -60,6 +60,23 @@ def test_a_new_query_begins_with_empty_slices() -> None:
     assert play.batch().version == 0
 
 
+@pytest.mark.parametrize(("later", "used"), [(20, {"a", "b"}), (40, {"a"})])
+def test_all_nodes_get_instances_though_agents_are_slow_to_start(
+    later: float, used: set[str]
+) -> None:
+    play = driver("")
+    play.hold(o.Prepare)
+    play.come("a")
+    play.come("b")
+    play.take_over(2)
+    play.wait(55)
+    play.finish(play.waiting(o.Prepare)[0])
+    play.wait(later)
+    play.let_go(o.Prepare)
+    assert play.query.settled
+    assert {each.node for each in play.query.slices.values()} == used
+
+
 def test_tables_in_place_are_used_as_they_are() -> None:
     play = driver(tables=9)
     resumed(play, version(play, 7), committed=9)
@@ -288,3 +305,18 @@ def test_a_query_without_operators_has_versions() -> None:
     play.take_over(routed={}, committed=Version(4), delivered=Version(6))
     assert play.query.settled
     assert play.query.committed == 6
+
+
+def test_nodes_are_asked_for_once_it_is_known_which_are_idle() -> None:
+    play = driver("", pool=2)
+    play.hold(o.Prepare)
+    play.take_over(1)
+    for host in "abc":
+        play.come(host)
+    play.let_go(o.Prepare)
+    assert play.query.settled
+    assert not play.given(o.AskNodes)
+    (idle, _) = sorted(play.query.nodes.keys() - {s.node for s in play.query.slices.values()})
+    play.lose(idle)
+    assert play.given(o.AskNodes) == [o.AskNodes(3)]
+    assert [each["missing"] for each in play.told("pool short")] == [1]

@@ -16,7 +16,7 @@ from anabranch.protocols.model import NO_GROUPS, Inventory, serving
 from anabranch.protocols.query import Turn
 from protocols.simulator import AtPeers, InStore, Plan, Simulation, fails, shrink
 
-SECONDS = float(os.environ.get("SIMULATE", "40"))
+SECONDS = float(os.environ.get("SIMULATE", "60"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**9))))
 MOST = 1500
 """Histories within which a planted bug must be found."""

@@ -40,6 +40,8 @@ _LONGEST_PAUSE = 30
 """Seconds after a checkpoint that failed; shorter after the first ones."""
 _PATIENCE = 5 * SECOND
 """A wanted checkpoint waits so long for a batch to be taken with."""
+_ATTEMPTS = 3
+"""So many checkpoints are begun for a command."""
 _NOTHING = ""
 """A query without operators has versions all the same, which say how far it has come."""
 _SHORT = SECOND // 5
@@ -89,6 +91,8 @@ class Checkpoints:
     wanted_since: int = 0
     commands: tuple[CommandId, ...] = ()
     """Commands that wait for a checkpoint of all operators."""
+    tries: Mapping[CommandId, int] = field(default_factory=dict)
+    """How many checkpoints have failed for each command."""
     ordered: frozenset[str] = frozenset()
     """Operators that the batch which runs was told to capture because they are due."""
     failures: int = 0
@@ -437,10 +441,22 @@ def _go_on(turn: Turn) -> None:
         if failures > tolerate:
             turn.stop(f"{failures} checkpoints in a row failed: {reason}")
     for command in current.commands:
-        turn.end(command, current.failure, current.version)
+        _end(turn, command, current)
     if current.failure is None:
         _tidy(turn)
     review(turn)
+
+
+def _end(turn: Turn, command: CommandId, done: Current) -> None:
+    """Answer a command; if its checkpoint failed, try another one first, as a node may be gone."""
+    mine = _mine(turn.query)
+    tries = {each: count for each, count in mine.tries.items() if each != command}
+    failed = mine.tries.get(command, 0) + 1
+    if done.failure is None or failed >= _ATTEMPTS:
+        _change(turn, tries=tries)
+        turn.end(command, done.failure, done.version)
+    else:
+        _change(turn, tries={**tries, command: failed}, commands=(*mine.commands, command))
 
 
 def _whole(query: Query, version: Version) -> Published | None:

@@ -375,15 +375,23 @@ def _prepare(turn: Turn, moving: Move) -> None:
         begun=query.committed,
     )
     turn.put(*targets)
-    if query.committed == NO_VERSION and not query.running:
-        _next(turn, moving, Phase.MAKE)
-        for each in targets:
-            turn.order(Make(each, (), NO_VERSION), Owner.MOVE, moving.command)
+    if _before_the_first_batch(query):
+        _make_empty(turn, moving)
     elif query.policies.replays or query.policies.checkpointing.tracks_changes:
         _capture(turn, _next(turn, moving, Phase.CAPTURE))
     else:
         # There is no way to catch up, so the groups are copied while the stream waits.
         _finish(turn, _next(turn, moving, Phase.HOLD))
+
+
+def _before_the_first_batch(query: Query) -> bool:
+    return query.committed == NO_VERSION and not query.running
+
+
+def _make_empty(turn: Turn, moving: Move) -> None:
+    moving = _next(turn, replace(moving, wants_capture=False), Phase.MAKE)
+    for each in moving.targets:
+        turn.order(Make(each, (), NO_VERSION), Owner.MOVE, moving.command)
 
 
 def _divide(
@@ -430,6 +438,9 @@ def _unite(
 def _capture(turn: Turn, moving: Move) -> None:
     """Capture with the next batch, or at rest if there is none for a while."""
     query = turn.query
+    if not moving.made and _before_the_first_batch(query):
+        _make_empty(turn, moving)  # the batch that was to be captured with has failed
+        return
     if not moving.wants_capture:
         moving = _next(turn, replace(moving, wants_capture=True), moving.phase)
     patience = _SHORT if query.batch is None else _PATIENCE

@@ -129,6 +129,8 @@ def _probe(turn: Turn) -> None:
 def ask_for_more(turn: Turn) -> None:
     """Ask for nodes when there are fewer than the placement wants."""
     query = turn.query
+    if query.restart is not None:
+        return  # nothing is placed yet, and nodes become known one by one
     placed = {name: routed.hosts for name, routed in query.routed.items()}
     missing = query.policies.placement.missing(query.nodes.keys(), placed)
     total = len(query.nodes) + missing if missing else 0

@@ -34,7 +34,7 @@ from anabranch.units import NO_VERSION, Version
 _TABLES = 5 * SECOND
 """So long the nodes are waited for that had the tables."""
 _COMING = 30 * SECOND
-"""So long nodes are waited for whose agents are being started."""
+"""So long nodes are waited for whose agents are being started, once another one is ready."""
 _HOLDERS = 30 * SECOND
 """So long nodes are waited for that hold parts of newer versions."""
 _NODES = 120 * SECOND
@@ -131,8 +131,9 @@ def run(turn: Turn) -> None:
         turn.send(Wake(restart.since + _NODES))
         return
     coming = any(node.readiness is not Readiness.READY for node in query.nodes.values())
-    if coming and query.now < restart.since + _COMING:
-        turn.send(Wake(restart.since + _COMING))
+    patience = min(query.nodes[host].probed_at for host in query.ready) + _COMING
+    if coming and query.now < patience:
+        turn.send(Wake(patience))
         return  # or all instances would be on the nodes that are quicker than the others
     if restart.phase is Phase.NODES:
         _look_for_tables(turn)

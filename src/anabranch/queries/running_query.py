@@ -152,7 +152,10 @@ class RunningQuery:
         raise PlanError(f"the query has no memory sink {name!r}; add one with to_memory({name!r})")
 
     def checkpoint(self) -> Version:
-        """Save all state now and wait until it is stored. Returns the version saved."""
+        """Save all state now and wait until it is stored. Returns the version saved.
+
+        If it fails, as when a node is lost meanwhile, it is begun again twice before this raises.
+        """
         self._check_outside("checkpoint()")
         _, saved = self._parts.loop.command(TakeCheckpoint)
         return Version(saved.result())
