@@ -13,7 +13,8 @@ batches run. Nodes are counted among those in use:
   nodes; ``fill SECONDS`` of the disk WORK/disk; ``damage N``: a node is killed, and then
   the files of the newest checkpoint are damaged;
 - ``add`` a node and wait for it, ``start`` one, ``retire`` an idle executor, ``wait N`` for N;
-- ``scale OPERATOR N``, ``rebalance``, ``checkpoint``, ``merge`` (wait for one).
+- ``scale OPERATOR N``, ``rebalance``, ``checkpoint``, ``merge`` (wait for one), ``protected``
+  (wait until all slices have a backup at another node).
 
 Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
 
@@ -40,6 +41,8 @@ from anabranch.cluster import LocalCluster, processes
 from anabranch.coordinator import assembly
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Ping
+from anabranch.protocols.model import serving
+from anabranch.protocols.query import Query
 from anabranch.queries.running_query import RunningQuery
 from cluster import faults
 
@@ -138,6 +141,8 @@ class Acts:
             self._await(lambda: len(self.query.nodes) < before)
         elif what in ("hang", "hang-agent", "cut", "fill"):
             self._for_a_while(what, [int(n) for n in how[:-1]], float(how[-1]))
+        elif what == "protected":
+            self._await_protection()
         elif what == "kill-idle":
             self.cluster.kill(self._idle()[int(how[0])])
         elif what == "damage":
@@ -163,6 +168,14 @@ class Acts:
     def _used(self, number: int) -> str:
         used = [host for host, has in self.query.nodes.items() if has]
         return used[number % len(used)]
+
+    def _await_protection(self) -> None:
+        def protected(query: Query) -> bool:
+            served = serving(query.slices.values())
+            return all(query.protected(each) is not None for each in served)
+
+        if self.query._parts.loop.wait_for(protected, 240) is None:
+            raise TimeoutError("there are slices without a backup at another node")
 
     def _idle(self) -> list[str]:
         return [host for host, has in self.query.nodes.items() if not has]

@@ -117,7 +117,8 @@ def test_state_at_peers_outlives_one_node_after_another(
 ) -> None:
     """Idle nodes hold backups, too. When one dies, what it held is stored again elsewhere."""
     kills = {2: "kill-idle 0", 4: "kill 0", 5: "kill-idle 0", 7: "kill 0", 8: "kill-idle 0"}
-    acts = {str(file): [kill, "add", "checkpoint"] for file, kill in kills.items()}
+    acts = {str(file): [kill, "add", "protected"] for file, kill in kills.items()}
+    acts["1"] = ["protected"]
     plan = {"nodes": 3, "instances": 1, "pool": 1, "backup": "upstream", "acts": acts}
     events = runs.run(source, tmp_path / "work", **plan)
     runs.same(tmp_path / "work", undisturbed[False])
