@@ -46,7 +46,7 @@ _LONG_SILENCE = (42.0, 60.0)
 """Seconds after which a process that hangs counts as lost."""
 
 
-def plan_of(number: int, faults: int) -> dict[str, Any]:
+def plan_of(number: int, most: int) -> dict[str, Any]:
     """How the query runs in a round, and what is done after which file."""
     chance = random.Random(SEED + number)
     backup = ("files", "upstream")[(SEED + number) % 2]
@@ -61,7 +61,7 @@ def plan_of(number: int, faults: int) -> dict[str, Any]:
     while len(ends) < min(FAULTS, 8) + _CALM:
         groups = [1] * _CHAIN + rounds.groups(chance, FILES - _CHAIN)
         ends = [end - 1 for end in itertools.accumulate(groups) if _CHAIN < end <= FILES - 3]
-    moments = sorted(chance.sample(ends, min(len(ends), faults + _CALM)))
+    moments = sorted(chance.sample(ends, min(len(ends), most + _CALM)))
     calm = chance.sample(moments, _CALM)
     acts: dict[str, list[str]] = {}
     if LONG:

@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import psutil
@@ -181,20 +181,22 @@ class Acts:
         return [host for host, has in self.query.nodes.items() if not has]
 
     def _for_a_while(self, what: str, numbers: list[int], seconds: float) -> None:
-        hosts = [self._used(number) for number in numbers]
-        node = self.cluster._nodes[hosts[0]] if hosts else None
-        if what == "hang":
-            fault = faults.stopped(processes.executors(node._process.pid))
-        elif what == "hang-agent":
-            fault = faults.stopped([self._agent(hosts[0])])
-        elif what == "fill":
-            fault = faults.full(self.work / "disk")
-        else:
-            folders = [self.cluster.folder / host for host in hosts]
-            fault = faults.cut(*((f.name, processes.of_folder(f)) for f in folders))
+        fault = self._fault(what, *numbers)
         with fault:
             # How long a fault lasts is a part of it.
             time.sleep(seconds)
+
+    def _fault(self, what: str, *numbers: int) -> AbstractContextManager[None]:
+        if what == "fill":
+            return faults.full(self.work / "disk")
+        host = self._used(numbers[0])
+        if what == "hang-agent":
+            return faults.stopped([self._agent(host)])
+        if what == "hang":
+            return faults.stopped(processes.executors(self.cluster._nodes[host]._process.pid))
+        others = sorted(set(self.cluster.nodes) - {host})
+        folders = [self.cluster.folder / each for each in (host, others[numbers[1] % len(others)])]
+        return faults.cut(*((folder.name, processes.of_folder(folder)) for folder in folders))
 
     def _damage(self) -> None:
         """Damage the files of the newest version that was stored."""
