@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 
 import anabranch as ab
 from anabranch import operators
 from anabranch.testing.feeds import Feed
 
 DRIVER = {"cli", "cluster", "queries", "coordinator", "protocols", "plan", "spark"}
-
-# Workers cannot import a test module.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Loaded(ab.Operator):
@@ -45,17 +40,28 @@ def test_a_module_of_an_executor_does_not_import_the_drivers(module: str) -> Non
     assert module == "anabranch" or module in modules
 
 
-def test_a_worker_of_a_query_has_the_operators_and_nothing_of_the_driver(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    feed = Feed(tmp_path / "input", pa.schema([("k", pa.int64())]))
-    feed.add([{"k": 1}])
-    loaded = ab.stream(feed.frame(spark)).key_by("k").process(Loaded(), name="loaded")
-    query = loaded.to_memory("loaded").start(tmp_path / "checkpoints")
-    query.process_all_available()
-    (row,) = query.memory_table("loaded").to_pylist()
-    query.stop()
-    modules = row["modules"].split(",")
+def test_a_worker_of_a_query_has_the_operators_and_nothing_of_the_driver(tmp_path: Path) -> None:
+    # In a session of its own: workers that have run other programs have loaded more.
+    program = [sys.executable, __file__, str(tmp_path)]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=240, check=True)
+    modules = found.stdout.splitlines()[-1].split(",")
     assert packages(modules) & DRIVER == set()
     every = Path(operators.__file__).parent.glob("[!_]*.py")
     assert {f"anabranch.operators.{path.stem}" for path in every} <= set(modules)
+
+
+def print_modules_of_a_worker(folder: Path) -> None:
+    spark = ab.session("local[2]", **{"spark.ui.enabled": False, "spark.log.level": "ERROR"})
+    feed = Feed(folder / "input", pa.schema([("k", pa.int64())]))
+    feed.add([{"k": 1}])
+    loaded = ab.stream(feed.frame(spark)).key_by("k").process(Loaded(), name="loaded")
+    query = loaded.to_memory("loaded").start(folder / "checkpoints")
+    query.process_all_available()
+    (row,) = query.memory_table("loaded").to_pylist()
+    query.stop()
+    spark.stop()
+    print(row["modules"])
+
+
+if __name__ == "__main__":
+    print_modules_of_a_worker(Path(sys.argv[1]))
