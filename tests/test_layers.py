@@ -19,7 +19,8 @@ ORDER: list[set[str]] = [
     {"cluster", "testing", FACADE},
     {"queries"},
     {"coordinator"},
-    {"protocols", "checkpointing", "backup", "movement", "placement", "detection", "spark"},
+    {"protocols", "spark"},
+    {"checkpointing", "backup", "movement", "placement", "detection"},
     {"worker"},
     {"plan", "nodes"},
     {"operators"},
@@ -28,13 +29,8 @@ ORDER: list[set[str]] = [
     {"kernels"},
     LEAVES,
 ]
-"""A package imports those that stand below it. The facade is ``import anabranch`` itself."""
-
-BESIDE = {
-    ("protocols", "checkpointing"),  # when a checkpoint is due is asked of the policy
-    ("spark", "backup"),  # Spark reads the state that is in a checkpoint folder
-}
-"""The only edges between packages that stand beside each other. The leaves may form a tree."""
+"""A package imports those that stand below it, never one beside it; the leaves may form a tree. The
+facade is ``import anabranch`` itself."""
 
 NEVER = {
     ("protocols", "spark"),
@@ -103,8 +99,6 @@ def is_allowed(edge: Edge) -> bool:
     above, below = edge.packages
     if above == below or {above, below} <= LEAVES:
         return True
-    if LEVEL[above] == LEVEL[below]:
-        return (above, below) in BESIDE
     return LEVEL[above] < LEVEL[below] and (above, below) not in NEVER
 
 

@@ -17,6 +17,7 @@ from anabranch.errors import DidNotHappen, Fenced
 from anabranch.nodes import AgentAddress, Deadline, Fence, Secret, Signer
 from anabranch.nodes.fence import EPOCH, FencedStore
 from anabranch.nodes.requests import Drop, Epoch, Stop
+from anabranch.stores.peers import AT_PEERS
 from anabranch.testing import MemoryStore
 
 SOON = 60.0
@@ -201,7 +202,8 @@ def test_an_agent_that_is_started_again_remembers(
     start: Starter, secret: Secret, tmp_path: Path, how: signal.Signals
 ) -> None:
     root = tmp_path / "state" / "127.0.0.1" / "0123456789ab"
-    context = {"root": str(root), "host": "127.0.0.1", "secret": secret.to_hex()}
+    context = {"root": str(root), "host": "127.0.0.1", "secret": secret.to_hex(),
+               "store": AT_PEERS.to_json()}  # fmt: skip
     served = {
         "folder": tmp_path / "agent", "log": tmp_path / "agent" / "log",
         "node": "anabranch.nodes.serving:make", "context": context,

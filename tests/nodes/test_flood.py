@@ -24,6 +24,7 @@ from raw import asked, declared
 from anabranch.errors import StoreError
 from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.wire import HEAD_BYTES, LARGEST_REQUEST
+from anabranch.stores.peers import AT_PEERS
 
 REQUESTS = int(os.environ.get("FLOOD", "6000"))
 IDLE = 1000
@@ -314,7 +315,8 @@ def folder() -> Iterator[Path]:
 @pytest.mark.timeout(max(300, REQUESTS // 100))
 @pytest.mark.usefixtures("_many_descriptors")
 def test_a_flood_harms_nobody(start: Starter, secret: Secret, folder: Path) -> None:
-    context = {"root": str(folder / "root"), "secret": secret.to_hex(), "host": "127.0.0.1"}
+    context = {"root": str(folder / "root"), "secret": secret.to_hex(), "host": "127.0.0.1",
+               "store": AT_PEERS.to_json()}  # fmt: skip
     agent = start(
         folder=folder, limit=64 << 20, log=folder / "agent.log", transfer_timeout=5,
         node="anabranch.nodes.serving:make", context=context,

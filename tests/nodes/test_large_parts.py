@@ -166,7 +166,7 @@ def test_nodes_that_work_for_each_other_do_not_wait_for_each_other(
 )  # fmt: skip
 def test_sizes(size: str | int, count: int) -> None:
     assert byte_count(size) == count
-    assert Upstream(capacity=size).where.capacity == count
+    assert Upstream(capacity=size).limits.capacity == count
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_no_sizes(size: object) -> None:
 
 
 def test_timeouts_of_a_policy() -> None:
-    assert Upstream().where.silence == 30
-    assert Upstream().where.capacity is None
-    assert Upstream(timeout="2 minutes").where.silence == 120
+    assert Upstream().limits.silence == 30
+    assert Upstream().limits.capacity is None
+    assert Upstream(timeout="2 minutes").limits.silence == 120
     for wrong in (0, -1, "2 hours", "0 seconds", "soon", True):
         with pytest.raises(PlanError, match="Upstream: timeout"):
             Upstream(timeout=wrong)

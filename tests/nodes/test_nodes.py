@@ -56,7 +56,7 @@ from anabranch.state.keys import KeyLayout
 from anabranch.state.part import Part
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.stores.parts import state_rows
-from anabranch.stores.peers import peer_name
+from anabranch.stores.peers import AT_PEERS, peer_name
 from anabranch.units import Version
 
 A = TypeVar("A")
@@ -179,9 +179,10 @@ def served(
         apart = None if request.param == "local" else files.where
         yield Case(LocalNode(root, lambda *_: store, apart), root, Prefix("x/"), {}, Epoch(0))
         return
-    context = {"root": str(root), "host": HOST, "secret": secret.to_hex()}
-    if request.param == "files":
-        context["store"] = files.where.to_json()
+    where = files.where if request.param == "files" else AT_PEERS
+    context = {
+        "root": str(root), "host": HOST, "secret": secret.to_hex(), "store": where.to_json(),
+    }  # fmt: skip
     address = start(
         folder=folder / "agent", log=folder / "agent" / "log",
         node="anabranch.nodes.serving:make", context=context,

@@ -43,6 +43,7 @@ from anabranch.state.keys import KeyLayout
 from anabranch.state.part import Part
 from anabranch.state.schema import Column, StateSchema, int64
 from anabranch.state.table import TableLayout
+from anabranch.stores.peers import AT_PEERS
 from anabranch.testing import MemoryStore
 from anabranch.units import Version
 
@@ -157,7 +158,8 @@ class Agent:
         (self.root / CAPTURES).mkdir(parents=True)
         (self.root / CAPTURES / "a.arrow").write_text("a capture")
         (self.root / CAPTURES / "link.arrow").symlink_to(self.beside / "file")
-        context = {"root": str(self.root), "secret": Secret.new().to_hex(), "host": "10.0.0.1"}
+        context = {"root": str(self.root), "secret": Secret.new().to_hex(), "host": "10.0.0.1",
+                   "store": AT_PEERS.to_json()}  # fmt: skip
         vault = Vault(folder / "vault", 100_000)
         self.node = make(context, vault, Fence(folder / "epoch"))
         self.ask("make", parts=[])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from anabranch.backup.policy import NodeLimits
 from anabranch.errors import PlanError
 from anabranch.state.part import Part
 from anabranch.stores.address import StoreAddress
@@ -43,6 +44,11 @@ class Files:
     def where(self) -> StoreAddress:
         """The files at the uri."""
         return StoreAddress.of_files(self.uri)
+
+    @property
+    def limits(self) -> NodeLimits:
+        """Nodes keep nothing."""
+        return NodeLimits()
 
     def open(self) -> BackupStore:
         """The store; the folder is made with the first backup."""

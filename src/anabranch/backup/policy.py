@@ -1,4 +1,4 @@
-"""What a query asks of its backup policy: where parts are, and which nodes hold each of them."""
+"""The backup axis: which nodes hold the parts of which slice, and which store has their bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anabranch.stores.address import StoreAddress
 
 
 @dataclass(frozen=True)
-class AtNodes:
-    """The nodes of the query keep the parts of each other. Without a cluster there are none."""
+class NodeLimits:
+    """What a node may keep for others, and how long it may be silent."""
 
     capacity: int | None = None
     """The most bytes that one node keeps for others. None: what its disk has free, less a reserve
@@ -25,8 +25,13 @@ class Backup(Protocol):
     """A backup policy: a plain value that says where the parts of a query are stored."""
 
     @property
-    def where(self) -> StoreAddress | AtNodes:
-        """The store that has the parts, which every process can open, or the nodes themselves."""
+    def where(self) -> StoreAddress:
+        """The store that has the parts; every process of the query can open it."""
+        ...
+
+    @property
+    def limits(self) -> NodeLimits:
+        """What is asked of the nodes; ``NodeLimits()`` suits a store that is elsewhere."""
         ...
 
     def holders(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-from anabranch.backup.policy import AtNodes
+from anabranch.backup.policy import NodeLimits
 from anabranch.errors import PlanError
 from anabranch.state.part import Part
+from anabranch.stores.address import StoreAddress
+from anabranch.stores.peers import AT_PEERS
 from anabranch.units import Duration, Size, byte_count, microseconds
 
 
@@ -29,7 +31,7 @@ class Upstream:
     """How long a node may be silent, or a transfer stand still, before it counts as failed."""
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.where.silence <= 3600:
+        if not 0.1 <= self.limits.silence <= 3600:
             raise PlanError(
                 f"Upstream: timeout={self.timeout!r}: it must be from 0.1 seconds to 1 hour"
             )
@@ -46,10 +48,15 @@ class Upstream:
         return any(host in nodes for host in part.holders)
 
     @property
-    def where(self) -> AtNodes:
+    def where(self) -> StoreAddress:
         """The nodes of the query."""
+        return AT_PEERS
+
+    @property
+    def limits(self) -> NodeLimits:
+        """As the user has said."""
         capacity = self.capacity
-        return AtNodes(
+        return NodeLimits(
             None if capacity is None else byte_count(capacity, what="Upstream: capacity"),
             microseconds(self.timeout, what="Upstream: timeout") / 1e6,
         )

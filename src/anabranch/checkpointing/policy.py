@@ -23,6 +23,8 @@ class Situation:
     """The operator to decide for."""
     changed: float = 1.0
     """The share of its rows that have changed since they were captured last, if that is known."""
+    load: float = 0.0
+    """The share of the time since the commit before for which its busiest instance used a core."""
 
 
 class Checkpointing(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from anabranch.backup.policy import AtNodes, Backup
+from anabranch.backup.policy import Backup
 from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import identity
@@ -37,9 +37,10 @@ from anabranch.nodes.requests import Epoch
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
+from anabranch.placement.policy import Placement
 from anabranch.plan.graph import Plan, Stateful
 from anabranch.protocols.events import NodeCame, NodeLost, Started
-from anabranch.protocols.model import OperatorPlan, Placement, Routed
+from anabranch.protocols.model import OperatorPlan, Routed
 from anabranch.protocols.query import Policies, Query
 from anabranch.spark.bind import Bound
 from anabranch.spark.logs import SparkLogs
@@ -49,8 +50,6 @@ from anabranch.spark.sinks.sink import Replaceable
 from anabranch.spark.sources import combine, logs_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
-from anabranch.stores.address import StoreAddress
-from anabranch.stores.peers import PeerStore
 from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 from anabranch.worker.here import AgentStart
@@ -192,10 +191,8 @@ def _taken_over(
     policy = settings.checkpointing
     reign = Reign.begin(folder.store, f"{platform.node()} {os.getpid()}", above=before.run)
     where = backup.where
-    elsewhere = isinstance(where, StoreAddress) and where != folder.files.where
-    known = replace(
-        before, run=reign.epoch, backup=_sent(where) if elsewhere else None, asked=asked
-    )
+    elsewhere = None if where.at_nodes or where == folder.files.where else where.to_json()
+    known = replace(before, run=reign.epoch, backup=elsewhere, asked=asked)
     identity.save(folder.store, known)
     events = Events(folder.log, reign.epoch)
     combined = combine([source.frame for source in plan.sources()])
@@ -302,7 +299,7 @@ def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
 
 
 def _check_local(backup: Backup, tls: Tls | None) -> None:
-    if isinstance(backup.where, AtNodes):
+    if backup.where.at_nodes:
         raise PlanError(
             f"backup={type(backup).__name__}() needs a cluster: here the driver runs all tasks "
             "itself, and there is no other node; use Files(...), or a Spark master with executors"
@@ -319,28 +316,22 @@ def _nodes(
     epoch: Epoch,
 ) -> tuple[Nodes, BackupStore]:
     """Where the tables are, and the store of checkpoint files."""
-    where = backup.where
-    if isinstance(where, StoreAddress) and is_local(spark):
+    where, limits = backup.where, backup.limits
+    if is_local(spark):
         opened = where.open()
         node = LocalNode(root.path(), lambda request, deadline: opened, where)
         return OneNode(node, HERE), opened
-    limits = where if isinstance(where, AtNodes) else AtNodes()
     secret, tls = Secret.new(), settings.tls
     context = {
         "secret": secret.to_hex(),
-        "store": _sent(where),
+        "store": where.to_json(),
         "timeout": limits.silence,
         "keep": not settings.checkpointing.backs_up,
     }
     start = AgentStart((), root, context, tls, limits.capacity, limits.silence, epoch)
     trusted = None if tls is None else tls.trusted()
     agents = Agents(spark, epoch, secret, start, limits.silence, trusted)
-    return agents, PeerStore(agents.stores) if isinstance(where, AtNodes) else where.open()
-
-
-def _sent(where: StoreAddress | AtNodes) -> Any:
-    """Where parts are, for another process; None: at the nodes."""
-    return None if isinstance(where, AtNodes) else where.to_json()
+    return agents, where.open(agents.stores)
 
 
 def _before(node: Stateful) -> tuple[str, ...]:

@@ -94,6 +94,7 @@ class Batches(HandOver):
         self._context = spark.sparkContext
         self._reshapable: set[Stateful] = set()
         self._first = True
+        self._committed_at = time.perf_counter()
         self._unflushed_sinks = not all(
             isinstance(output.sink, Replaceable) for output in program.plan.outputs
         )
@@ -195,7 +196,10 @@ class Batches(HandOver):
         self._record(version, reports.values(), time.perf_counter() - began, attempts)
         told = slices_told(order, reports.values())
         obsolete = self.sent.obsolete(version, commit.times)
-        return BatchCommitted(version, order.fence, told, obsolete)
+        now = time.perf_counter()
+        loads = loads_of(reports.values(), now - self._committed_at)
+        self._committed_at = now
+        return BatchCommitted(version, order.fence, told, obsolete, loads)
 
     def _tune(self, frame: DataFrame, order: RunBatch) -> None:
         if self._tuned is not frame.sparkSession:
@@ -353,6 +357,15 @@ def table_of(each: Slice) -> TableName:
 def slice_of(table: str) -> SliceId:
     """The slice that a table is of."""
     return SliceId(table.rpartition("/")[2])
+
+
+def loads_of(reports: Iterable[InstanceReport], seconds: float) -> dict[str, float]:
+    """For each operator the share of some seconds for which its busiest instance used a core."""
+    loads: dict[str, float] = {}
+    for report in reports:
+        load = report.cpu_seconds / max(seconds, 1e-6)
+        loads[report.operator] = max(load, loads.get(report.operator, 0.0))
+    return loads
 
 
 def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[SliceId, SliceReport]:

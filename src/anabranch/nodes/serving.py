@@ -18,7 +18,6 @@ from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.nodes.vault import Vault
 from anabranch.stores.address import StoreAddress
-from anabranch.stores.peers import PeerStore
 from anabranch.stores.store import BackupStore
 
 
@@ -26,8 +25,8 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
     """The node of an agent that keeps a vault behind a fence.
 
     ``context`` has the ``root`` folder of the query's state, which is claimed, and whether to
-    ``keep`` it. ``store`` is the address of the parts, or null: then they are at the nodes, and it
-    has the ``host`` that this one is known as, the ``secret`` of all, the certificate that is
+    ``keep`` it. ``store`` is the address of the parts. If they are at the nodes, the context has
+    the ``host`` that this one is known as, the ``secret`` of all, the certificate that is
     ``trusted``, and the ``timeout`` after which one of them counts as silent.
     """
     root = Path(context["root"])
@@ -35,12 +34,13 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
     claim = Claim(state, root)
     claim.mark_kept(bool(context.get("keep", False)))
     sweep(state, spare=[root.name])
-    address = context.get("store")
-    if address is not None:
-        store = StoreAddress.from_json(address).open()
+    where = StoreAddress.from_json(context["store"])
+    if not where.at_nodes:
+        store = where.open()
         return LocalNode(root, lambda request, deadline: store)
     trusted = context.get("trusted")
     peers = _Peers(
+        where,
         context["host"],
         vault,
         fence,
@@ -56,6 +56,7 @@ class _Peers:
 
     def __init__(
         self,
+        where: StoreAddress,
         host: str,
         vault: Vault,
         fence: Fence,
@@ -63,6 +64,7 @@ class _Peers:
         silence: float,
         trusted: bytes | None,
     ) -> None:
+        self._where = where
         self._host = host
         self._vault = vault
         self._fence = fence
@@ -80,7 +82,7 @@ class _Peers:
         }
         # What is here need not come through the network.
         stores[self._host] = FencedStore(self._vault, self._fence, request.epoch, deadline)
-        return PeerStore(lambda: stores)
+        return self._where.open(lambda: stores)
 
     def _at(self, peers: Mapping[str, Address]) -> Mapping[str, RemoteNode]:
         """The nodes at these addresses, by host. Those at other addresses are gone."""

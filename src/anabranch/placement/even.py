@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from anabranch.errors import AnabranchError, PlanError
-
-Placement = Mapping[str, Sequence[str]]
-"""The hosts of each operator's instances."""
-
-
-class NoNodes(AnabranchError):
-    """There is no node to place an instance on."""
+from anabranch.errors import PlanError
+from anabranch.placement.policy import NoNodes, Placed
 
 
 @dataclass(frozen=True)
@@ -34,14 +28,13 @@ class Even:
         self,
         instances: Mapping[str, int],
         alive: Collection[str],
-        before: Placement | None = None,
-        fresh: Mapping[str, Collection[int]] | None = None,
+        before: Placed | None = None,
     ) -> dict[str, tuple[str, ...]]:
         """The hosts of all instances, each on a node that is alive.
 
-        Instances stay where they were if they can; those in ``fresh`` may go anywhere. The others
-        go to the node with the fewest instances of the operator, then of all operators. Nodes of
-        the pool are used only when there are no others.
+        Instances stay where they were if they can. The others go to the node with the fewest
+        instances of the operator, then of all operators. Nodes of the pool are used only when there
+        are no others.
 
         >>> Even().place({"counter": 3}, ["b", "a"])
         {'counter': ('a', 'b', 'a')}
@@ -52,8 +45,7 @@ class Even:
             raise NoNodes("no executor is left to run on; the cluster manager has to start one")
         kept = {
             name: [
-                host if host in alive and i not in (fresh or {}).get(name, ()) else None
-                for i, host in enumerate([*(before or {}).get(name, ())][:count])
+                host if host in alive else None for host in [*(before or {}).get(name, ())][:count]
             ]
             for name, count in instances.items()
         }
@@ -72,13 +64,13 @@ class Even:
             placed[name] = tuple(host for host in hosts if host is not None)
         return placed
 
-    def missing(self, alive: Collection[str], placement: Placement) -> int:
+    def missing(self, alive: Collection[str], placed: Placed) -> int:
         """How many nodes the pool lacks."""
-        return max(0, self.pool - len(self.idle(alive, placement)))
+        return max(0, self.pool - len(self.idle(alive, placed)))
 
-    def idle(self, alive: Collection[str], placement: Placement) -> list[str]:
+    def idle(self, alive: Collection[str], placed: Placed) -> list[str]:
         """The nodes without any instance."""
-        used = {host for hosts in placement.values() for host in hosts}
+        used = {host for hosts in placed.values() for host in hosts}
         return sorted(set(alive) - used)
 
     def _usable(self, alive: Collection[str], load: Counter[str]) -> list[str]:

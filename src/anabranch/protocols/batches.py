@@ -96,7 +96,7 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
     turn.change(batch=None, committed=event.version, slices=slices)
     _trim(turn, event.obsolete)
     move.commit(turn, event.reports)
-    checkpoint.commit(turn, event.reports)
+    checkpoint.commit(turn, event)
 
 
 def fail(turn: Turn, event: BatchFailed) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from anabranch.checkpointing.policy import Situation
-from anabranch.protocols.events import Done, Failed, SliceReport
+from anabranch.protocols.events import BatchCommitted, Done, Failed, SliceReport
 from anabranch.protocols.model import Change, Published, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
@@ -86,6 +86,8 @@ class Checkpoints:
     """Batches committed since."""
     changed: Mapping[str, float] = field(default_factory=dict)
     """The share of each operator's rows that have changed, as the last batch reported it."""
+    loads: Mapping[str, float] = field(default_factory=dict)
+    """How much of a core each operator's busiest instance used, as the last batch reported it."""
     wanted: frozenset[str] = frozenset()
     """Operators to capture with the next batch, whatever the policy says."""
     wanted_since: int = 0
@@ -168,8 +170,9 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
     )
 
 
-def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
+def commit(turn: Turn, event: BatchCommitted) -> None:
     """A batch is committed: store what it captured."""
+    reports = event.reports
     mine, version = _mine(turn.query), turn.query.committed
     names = tuple(turn.query.operators) or (_NOTHING,)
     batches = {name: mine.batches.get(name, 0) + 1 for name in names}
@@ -177,7 +180,14 @@ def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
     for name in mine.ordered:
         last[name], batches[name] = turn.query.now, 0
     changed = _shares_changed(turn.query, reports)
-    _change(turn, batches=batches, last=last, changed=changed, ordered=frozenset())
+    _change(
+        turn,
+        batches=batches,
+        last=last,
+        changed=changed,
+        loads=event.loads,
+        ordered=frozenset(),
+    )
     told = {i: r for i, r in reports.items() if _is_mine(r)}
     if not (told or _NOTHING in mine.ordered) or mine.current is not None:
         return
@@ -368,7 +378,8 @@ def _shares_changed(query: Query, reports: Mapping[SliceId, SliceReport]) -> dic
 def _is_due(query: Query, mine: Checkpoints, name: str) -> bool:
     began = query.taken_over or 0
     last, batches = mine.last.get(name, began), mine.batches.get(name, 0)
-    situation = Situation(query.now, last, batches, name, mine.changed.get(name, 1.0))
+    changed, load = mine.changed.get(name, 1.0), mine.loads.get(name, 0.0)
+    situation = Situation(query.now, last, batches, name, changed, load)
     return query.policies.checkpointing.decide(situation) is not None
 
 

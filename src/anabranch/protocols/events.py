@@ -62,6 +62,9 @@ class BatchCommitted:
     reports: Mapping[SliceId, SliceReport] = field(default_factory=dict)
     obsolete: Mapping[str, Version] = field(default_factory=dict)
     """For operators whose old rows do not matter: the last version of which none does."""
+    loads: Mapping[str, float] = field(default_factory=dict)
+    """For each operator: the share of the time since the commit before for which its busiest
+    instance used a core."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType
 
+from anabranch.backup.policy import Backup
 from anabranch.state.groups import KeyGroups, Routing
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
@@ -232,41 +233,6 @@ def _leave(
         wanted[span] = rest
     else:
         del wanted[span]
-
-
-class Backup(Protocol):
-    """Which nodes hold the parts of which slice, and what is left of them when nodes are gone."""
-
-    def holders(
-        self, owner: Host, key: str, nodes: Collection[Host], senders: Collection[Host]
-    ) -> tuple[Host, ...]:
-        """The nodes to store a part of a slice at; none: a store that outlives all nodes.
-
-        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
-        ``senders`` those of them that send rows to it.
-        """
-        ...
-
-    def available(self, part: Part, nodes: Collection[Host]) -> bool:
-        """Whether a part can be had from these nodes."""
-        ...
-
-
-class Placement(Protocol):
-    """Which instance runs on which node."""
-
-    def place(
-        self,
-        instances: Mapping[str, int],
-        alive: Collection[Host],
-        before: Mapping[str, tuple[Host, ...]],
-    ) -> Mapping[str, tuple[Host, ...]]:
-        """The hosts of all instances; those of ``before`` stay if their node is alive."""
-        ...
-
-    def missing(self, alive: Collection[Host], placed: Mapping[str, tuple[Host, ...]]) -> int:
-        """How many nodes are lacking."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,7 @@ def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
     nodes = query.ready or frozenset(query.nodes)
     if not nodes:
         return query.routed[operator].hosts
-    return query.policies.placement.place(instances, nodes, {})[operator]
+    return tuple(query.policies.placement.place(instances, nodes, {})[operator])
 
 
 def _step(turn: Turn, moving: Move) -> None:

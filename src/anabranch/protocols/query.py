@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from anabranch.backup.policy import Backup
+from anabranch.checkpointing.policy import Checkpointing
+from anabranch.placement.policy import Placement
 from anabranch.protocols.model import (
-    Backup,
     Change,
     Host,
     Inventory,
     Node,
     OperatorPlan,
-    Placement,
     Published,
     Readiness,
     Routed,
@@ -47,7 +48,6 @@ from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
-    from anabranch.checkpointing.policy import Checkpointing
     from anabranch.protocols.checkpoint import Checkpoints
     from anabranch.protocols.events import Rebalance, Scale
     from anabranch.protocols.move import Move

@@ -283,7 +283,15 @@ def _place(
     gone = {s.node for s in lost if s.node not in query.nodes}
     alive = query.ready | {s.node for s in serving(query.slices.values()) if s.node not in gone}
     before = {name: of.hosts for name, of in query.routed.items()}
-    return dict(placement.place(instances, alive & query.nodes.keys(), before))
+    placed = placement.place(instances, alive & query.nodes.keys(), before)
+    # A placement may want everything elsewhere; what is whole is not moved by a recovery.
+    whole = {(s.operator, s.instance) for s in serving(query.slices.values()) if s not in lost}
+    return {
+        name: tuple(
+            before[name][i] if (name, i) in whole else host for i, host in enumerate(hosts)
+        )
+        for name, hosts in placed.items()
+    }
 
 
 def _made(turn: Turn) -> None:

@@ -11,6 +11,7 @@ from anabranch.errors import PlanError
 from anabranch.movement.policy import FromCheckpoint, Movement
 from anabranch.nodes.tls import Tls
 from anabranch.placement.even import Even
+from anabranch.placement.policy import Placement
 from anabranch.plan.graph import Output, Plan
 from anabranch.queries.running_query import RunningQuery
 from anabranch.spark import session
@@ -41,7 +42,7 @@ class Query:
         *,
         checkpointing: Checkpointing | None = None,
         backup: Backup | None = None,
-        placement: Even | None = None,
+        placement: Placement | None = None,
         movement: Movement | None = None,
         instances: int | None = None,
         every: Duration | None = None,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.errors import DidNotHappen
 from anabranch.named import named
 from anabranch.stores.store import BackupStore
 
 _FILES = "anabranch.stores.files:open_files"
+
+NodeStores = Callable[[], Mapping[str, BackupStore]]
+"""What the nodes that are alive keep of a query's parts, by host."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,9 @@ class StoreAddress:
     """As ``module:function``; every process of the query must be able to import it."""
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Whatever JSON has. It is not shown, as there may be a password in it."""
+    at_nodes: bool = False
+    """Whether the nodes of the query keep the bytes. The function is then given the stores of the
+    nodes as its first argument, as :data:`NodeStores`."""
 
     @classmethod
     def of_files(cls, uri: str) -> StoreAddress:
@@ -35,15 +42,26 @@ class StoreAddress:
         """Read :meth:`to_json`."""
         if isinstance(value, str):
             return cls.of_files(value)
-        return cls(str(value["opener"]), dict(value["arguments"]))
+        at_nodes = bool(value.get("at_nodes", False))
+        return cls(str(value["opener"]), dict(value["arguments"]), at_nodes)
 
     def to_json(self) -> Any:
         """For another process, or a checkpoint folder. Files are their URI."""
         if self.opener == _FILES:
             return self.arguments["uri"]
-        return {"opener": self.opener, "arguments": dict(self.arguments)}
+        value = {"opener": self.opener, "arguments": dict(self.arguments)}
+        return {**value, "at_nodes": True} if self.at_nodes else value
 
-    def open(self) -> BackupStore:
-        """The store, ready to use in this process."""
-        store: BackupStore = named("opener", self.opener)(**self.arguments)
+    def open(self, nodes: NodeStores | None = None) -> BackupStore:
+        """The store, ready to use in this process.
+
+        ``nodes`` are needed where the parts are at the nodes, as they are while the query runs.
+        """
+        opener = named("opener", self.opener)
+        if self.at_nodes and nodes is None:
+            raise DidNotHappen(
+                f"the parts are at the nodes of a query ({self.opener}): they can be read only "
+                "while it runs, through the query"
+            )
+        store: BackupStore = opener(*((nodes,) if self.at_nodes else ()), **self.arguments)
         return store

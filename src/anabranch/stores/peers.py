@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from anabranch.errors import CheckpointNotFound, DidNotHappen
 from anabranch.state.part import peer_name as peer_name
+from anabranch.stores.address import NodeStores, StoreAddress
 from anabranch.stores.store import BackupStore
+
+AT_PEERS = StoreAddress("anabranch.stores.peers:PeerStore", at_nodes=True)
+"""The store below, for whoever is to open it."""
 
 
 class PeerStore:
@@ -18,7 +22,7 @@ class PeerStore:
     ``nodes`` gives the stores of the nodes that are alive, by host.
     """
 
-    def __init__(self, nodes: Callable[[], Mapping[str, BackupStore]]) -> None:
+    def __init__(self, nodes: NodeStores) -> None:
         self._nodes = nodes
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
