@@ -20,7 +20,7 @@ from node_tools import EPOCH, Reached, Starter, is_gone, wait_until
 from anabranch.errors import Deposed, DidNotHappen, PlanError, Refused
 from anabranch.nodes import AgentAddress, Secret, Signer
 from anabranch.nodes.log import LARGEST
-from anabranch.nodes.requests import Rename, TableName
+from anabranch.nodes.requests import Drop, TableName
 from anabranch.state.lock import holder_of
 
 
@@ -244,7 +244,7 @@ def test_connections_are_used_again(start: Starter, secret: Secret, tmp_path: Pa
     with Reached(str(address), Signer(secret)) as node:
         node.ping()
         before = sockets()
-        unwanted = Rename(epoch=EPOCH, table=TableName("a@0/0"), to=TableName("a@0/1"))
+        unwanted = Drop(epoch=EPOCH, tables=(TableName("a/0-0"),))
         for number in range(50):
             node.put(f"{number}", b"x")
             node.get(f"{number}")

@@ -31,7 +31,7 @@ from anabranch.testing import MemoryStore
 from anabranch.units import Version
 
 LAYOUT = TableLayout(KeyLayout([pa.field("key", pa.int64())], [], 8), types.schema(n=types.int64))
-TABLE = TableName("op@0/0")
+TABLE = TableName("op/0-0")
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def test_a_table_that_is_being_changed_is_waited_for_until_the_deadline(tmp_path
     with node._alone(Deadline(60), TABLE):
         with taking(0.3), pytest.raises(StateLocked, match="being changed by another request"):
             node.ask(request, Deadline(0.3))
-        others = TableName("op@0/1")
+        others = TableName("op/0-1")
         assert node.ask(Make(**{**vars(request), "table": others}), Deadline(60)) == 0
     assert node.ask(request, Deadline(60)) == 0
 

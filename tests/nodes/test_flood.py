@@ -110,7 +110,7 @@ class Kinds:
 
     def _wrong_fields(self) -> bytes:
         wrong = [{}, asked("dance"), asked("get", name="../x"), asked("size", name=1),
-                 declared(b"", bytes=1 << 90), asked("rename", epoch=1, table="/etc", to="a@0/0"),
+                 declared(b"", bytes=1 << 90), asked("drop", epoch=1, tables=["/etc"], captures=[]),
                  asked("drop", epoch=1, tables=["../x"], captures=[]),
                  asked("store", epoch=1, peers={}, file="/etc/passwd", under=""),
                  asked("list"), {"verb": "ping"}, asked("ping", more=1)]  # fmt: skip

@@ -41,7 +41,6 @@ from anabranch.nodes.requests import (
     OperatorName,
     Prefix,
     Put,
-    Rename,
     Request,
     Stop,
     Store,
@@ -68,7 +67,7 @@ LAYOUT = TableLayout(
     KeyLayout([pa.field("key", pa.int64())], [], GROUPS), types.schema(n=types.int64)
 )
 OTHER = TableLayout(LAYOUT.key, types.schema(n=types.int64, more=types.float64))
-FIRST, SECOND, THIRD = TableName("op@1/0"), TableName("op@1/1"), TableName("op@2/0")
+FIRST, SECOND, THIRD = TableName("op/1-0"), TableName("op/1-1"), TableName("op/2-0")
 HOST, QUERY = "127.0.0.1", "0123456789ab"
 Rows = dict[int, int]
 
@@ -244,7 +243,7 @@ def test_a_table_is_advanced_by_changes(case: Case) -> None:
     full, changes = changed(case)
     assert (changes.base, changes.rows) == (0, len(MORE))
     case.make(FIRST, 0, full)
-    with pytest.raises(CheckpointError, match=r"advance op@1/0: .* groups 0-7 to version 0; all"):
+    with pytest.raises(CheckpointError, match=r"advance op/1-0: .* groups 0-7 to version 0; all"):
         case.advance(FIRST, 0, 1, full)
     case.advance(FIRST, 0, 1, changes)
     assert case.rows(FIRST) == FEW | MORE
@@ -282,7 +281,7 @@ def test_every_group_takes_its_own_way_to_the_version(case: Case) -> None:
     assert case.rows(THIRD) == now
     with pytest.raises(
         CheckpointError,
-        match=r"make op@2/0: .* groups 0-3 to version 0, groups 4-7 to version 1; all of .* 1$",
+        match=r"make op/2-0: .* groups 0-3 to version 0, groups 4-7 to version 1; all of .* 1$",
     ):
         case.make(THIRD, 1, half[0], rest)
     assert case.rows(THIRD) == now
@@ -313,7 +312,7 @@ def test_an_advance_whose_answer_was_lost_is_not_done_again(case: Case) -> None:
 def test_parts_that_do_not_lead_to_the_version_change_nothing(case: Case) -> None:
     full, changes = changed(case)
     before = case.seen()
-    with pytest.raises(CheckpointError, match=r"make op@1/0: .* groups 0-7 to version 0; .* 1$"):
+    with pytest.raises(CheckpointError, match=r"make op/1-0: .* groups 0-7 to version 0; .* 1$"):
         case.make(FIRST, 1, full)
     with pytest.raises(CheckpointError, match=r"groups 0-7 to no version; .* at version 1$"):
         case.make(FIRST, 1, changes)
@@ -342,17 +341,13 @@ def test_what_can_be_used_is_told_and_nothing_is_changed(case: Case) -> None:
     assert case.versions(FIRST, SECOND) == {FIRST: (), SECOND: (0,), THIRD: ()}
 
 
-def test_tables_of_slices_are_looked_into_by_their_operator(case: Case) -> None:
+def test_tables_are_looked_into_with_the_columns_that_are_told(case: Case) -> None:
     one, two, other = slice_table("op", "3-17"), slice_table("op", "3-18"), slice_table("o", "3-1")
     for table in (one, two, other, FIRST):
         case.make(table, -1)
     case.batch(one, 0, FEW)
-    found = case.ask(Inspect(operators={OperatorName("op"): LAYOUT}))
-    assert found == {one: (0, -1), two: (-1,), other: (), FIRST: (-1,)}
-    assert case.ask(Inspect(operators={OperatorName("op"): OTHER})) == dict.fromkeys(found, ())
-    layouts = {two: OTHER}
-    found = case.ask(Inspect(layouts=layouts, operators={OperatorName("op"): LAYOUT}))
-    assert (found[one], found[two]) == ((0, -1), ())
+    found = case.ask(Inspect(layouts={one: LAYOUT, two: OTHER, FIRST: LAYOUT}))
+    assert found == {one: (0, -1), two: (), other: (), FIRST: (-1,)}
     assert case.rows(one) == FEW
     case.ask(Drop(epoch=case.epoch, tables=(one,)))
     assert set(case.versions()) == {two, other, FIRST}
@@ -374,7 +369,7 @@ def test_a_table_is_captured_at_the_version_that_is_asked_for(case: Case) -> Non
     case.batch(FIRST, 0, FEW)
     case.batch(FIRST, 1, MORE)
     for version in (-1, 2, 7):
-        with pytest.raises(StateMissing, match=r"op@1/0 is at version 1"):
+        with pytest.raises(StateMissing, match=r"op/1-0 is at version 1"):
             case.capture(FIRST, version)
     assert case.rows(FIRST) == FEW | MORE
     case.store(case.capture(FIRST, 0))
@@ -393,28 +388,22 @@ def test_what_comes_late_takes_no_batch_back(case: Case) -> None:
         assert case.versions(FIRST)[FIRST] == (1, 0)
 
 
-def test_tables_are_renamed_and_dropped(case: Case) -> None:
-    case.make(FIRST, -1)
-    case.batch(FIRST, 0, FEW)
-    rename = Rename(epoch=case.epoch, table=FIRST, to=THIRD)
-    for _ in range(2):
-        case.ask(rename)
-        assert case.versions(FIRST, THIRD) == {THIRD: (0, -1)}
-    case.make(SECOND, -1)
+def test_tables_are_dropped(case: Case) -> None:
+    for table in (FIRST, SECOND):
+        case.make(table, -1)
     for _ in range(2):
         case.ask(Drop(epoch=case.epoch, tables=(THIRD, FIRST)))
         assert case.versions() == {SECOND: ()}
-    assert not case.path(THIRD).parent.exists()
 
 
 def test_what_a_killed_node_has_half_made_is_known_and_dropped(case: Case) -> None:
-    half = case.path(FIRST).parent / ".0.restoring"
+    half = case.path(FIRST).parent / ".1-0.restoring"
     half.mkdir(parents=True)
     (half / "table").write_bytes(b"half")
     assert case.versions(FIRST) == {FIRST: ()}
     case.ask(Drop(epoch=case.epoch, tables=(FIRST,)))
     assert case.versions() == {}
-    assert not half.parent.exists()
+    assert not half.exists()
 
 
 def test_captures_are_fetched_and_dropped(case: Case) -> None:
@@ -444,7 +433,6 @@ def changes_of(case: Case, file: CaptureFile, part: Part) -> list[Change[Any]]:
         Make(**backed, **table, version=Version(-1)),
         Advance(**backed, **table, since=Version(0), upto=Version(1), parts=(part,), fence=1),
         capture(case.epoch, FIRST, 0),
-        Rename(epoch=case.epoch, table=FIRST, to=THIRD),
         Drop(epoch=case.epoch, tables=(FIRST,), captures=(file,)),
         Store(**backed, file=file, under=case.under),
         Merge(
@@ -509,4 +497,4 @@ def test_many_requests_at_once(case: Case) -> None:
     assert failed == []
     assert case.rows(SECOND) == case.rows(THIRD) == FEW
     left = {path.name for name in (SECOND, THIRD) for path in case.path(name).parent.iterdir()}
-    assert left == {"0", "1"}, "nothing half made"
+    assert left == {name.rpartition("/")[2] for name in (FIRST, SECOND, THIRD)}, "nothing half made"

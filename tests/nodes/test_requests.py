@@ -57,7 +57,7 @@ PART = {
 }  # fmt: skip
 SCHEMA = CheckpointSchema.of(LAYOUT).to_json()
 WRITTEN = layouts.to_json(LAYOUT)
-TABLE: dict[str, Any] = {"epoch": 1, "table": "counter@0/0", "layout": WRITTEN}
+TABLE: dict[str, Any] = {"epoch": 1, "table": "counter/0-0", "layout": WRITTEN}
 HELD = {**PART, "holders": ["10.0.0.1", "a host"]}
 BACKED: dict[str, Any] = {"epoch": 1, "peers": {"10.0.0.1": "10.0.0.1:4000"}}
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -66,9 +66,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
                 "fence": 0},
     "capture": {**TABLE, "operator": "counter", "instance": 0, "groups": "0-7", "version": 3,
                 "base": None, "fence": 0},
-    "inspect": {"layouts": {"counter@0/0": WRITTEN}, "operators": {"counter": WRITTEN}},
-    "rename": {"epoch": 1, "table": "counter@0/0", "to": "counter@1/0"},
-    "drop": {"epoch": 1, "tables": ["counter@0/0"], "captures": ["captures/a.arrow"]},
+    "inspect": {"layouts": {"counter/0-0": WRITTEN}},
+    "drop": {"epoch": 1, "tables": ["counter/0-0"], "captures": ["captures/a.arrow"]},
     "fetch": {"file": "captures/a.arrow"},
     "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/", "holders": []},
     "merge": {**BACKED, "schema": SCHEMA, "parts": [HELD], "groups": "0-7", "version": 1,
@@ -85,12 +84,13 @@ OF_TABLES = frozenset(REQUESTS) - {"put", "get", "list", "size", "delete", "ping
 
 NO_TABLES = [
     "", "counter", "counter@0", "counter@0/", "counter/0", "counter/1-", "counter/1-2/3",
-    "counter/1-2-3", "counter/-1-2", "counter@1-2/3", "counter@0/1-2", "counter/../1-2",
-    "counter/1-2\n", "../1-2", "/1-2",  "counter@0/0/", "counter@0/0/0",
-    "/counter@0/0", "../counter@0/0", "counter@0/..", "counter@0/../..", "a@0/0\n", "a@0/0\0",
-    "..@0/0", "a/../b@0/0", "a b@0/0", "a@-1/0", "a@0/-1", "a@x/0", "@0/0", "ä@0/0", "a@\u0663/0",
-    ".", "..", "/", "/etc", "a@" + "9" * 30 + "/0", "linked/1-2", "linked@0/0", "counter@0/7",
-    None, 1, ["counter@0/0"], {},
+    "counter/1-2-3", "counter/-1-2", "counter@1-2/3", "counter/0-1-2", "counter/../1-2",
+    "counter/1-2\n", "../1-2", "/1-2",  "counter/0-0/", "counter/0-0/0",
+    "/counter/0-0", "../counter/0-0", "counter@0/..", "counter@0/../..", "a/0-0\n", "a/0-0\0",
+    "../0-0", "a/../b/0-0", "a b/0-0", "a/-1-0", "a/0--1", "a/x-0", "ä/0-0", "a/\u0663-0",
+    ".", "..", "/", "/etc", "a/" + "9" * 30 + "-0", "counter@0/0",
+    "linked/1-2", "linked/0-0", "counter/0-7",
+    None, 1, ["counter/0-0"], {},
 ]  # fmt: skip
 NO_NUMBERS = [-2, 1.0, 1.5, "1", None, True, [], {}, 1 << 63, 10**40]
 NO_GROUPS = ["x", "0-8", "7-3", "-1", "0-70000", "0-7,", None, 0, 1, ["0-7"], []]
@@ -121,7 +121,7 @@ NO_PREFIXES = ["x", "/", "/x/", "../", "a/../", ".x/", "a b/", "a//", None, 1]
 NO_PEERS = [None, 1, [], {"a": None}, {"a": 1}, {"a": "x"}, {"a": "x:1/y"}, {"a": "x:y"},
             {"a": "file:///etc/passwd"}]  # fmt: skip
 WRONG: dict[str, list[Any]] = {
-    "epoch": [-1, *NO_NUMBERS], "peers": NO_PEERS, "table": NO_TABLES, "to": NO_TABLES,
+    "epoch": [-1, *NO_NUMBERS], "peers": NO_PEERS, "table": NO_TABLES,
     "layout": NO_LAYOUTS, "version": NO_NUMBERS, "since": [6, *NO_NUMBERS],
     "upto": [2, *NO_NUMBERS], "fence": [-1, *NO_NUMBERS],
     "parts": [*NO_LISTS, *([PART, bad] for bad in NO_PARTS)], "schema": NO_SCHEMAS,
@@ -129,13 +129,11 @@ WRONG: dict[str, list[Any]] = {
     "instance": [-1, *NO_NUMBERS], "base": [bad for bad in NO_NUMBERS if bad is not None],
     "under": NO_PREFIXES, "name": NO_NAMES, "bytes": [-1, *NO_NUMBERS], "checksum": NO_CHECKSUMS,
     "prefix": [None, 1, [], {}], "within": [-1, "1", None, True, [], 1e300, 1 << 60],
-    "tables": [*NO_LISTS, *(["counter@0/0", bad] for bad in NO_TABLES)],
+    "tables": [*NO_LISTS, *(["counter/0-0", bad] for bad in NO_TABLES)],
     "captures": [*NO_LISTS, *(["captures/a.arrow", bad] for bad in NO_FILES)],
     "layouts": [*([bad] for bad in NO_LISTS), None, 1, "x",
                 *({bad: WRITTEN} for bad in NO_TABLES[:-7]),
-                *({"counter@0/0": bad} for bad in NO_LAYOUTS)],
-    "operators": [None, 1, "x", [], *({"counter": bad} for bad in NO_LAYOUTS),
-                  *({bad: WRITTEN} for bad in ("", "..", "a/b", "a b"))],
+                *({"counter/0-0": bad} for bad in NO_LAYOUTS)],
     "holders": [*NO_LISTS, *([bad] for bad in ("", ".x", None, 1, []))],
 }  # fmt: skip
 CASES = [
@@ -153,7 +151,7 @@ class Agent:
         self.root = folder / "state" / "10.0.0.1" / "0123456789ab"
         self.beside = folder / "beside" / "precious"
         self.beside.mkdir(parents=True)
-        (self.beside / "0").mkdir()
+        (self.beside / "0-0").mkdir()
         (self.beside / "file").write_text("precious")
         (self.root / CAPTURES).mkdir(parents=True)
         (self.root / CAPTURES / "a.arrow").write_text("a capture")
@@ -164,9 +162,8 @@ class Agent:
         self.node = make(context, vault, Fence(folder / "epoch"))
         self.ask("make", parts=[])
         # Somebody of this user, or a wrong program, has laid links.
-        (self.root / TABLES / "linked@0").symlink_to(self.beside)
         (self.root / TABLES / "linked").symlink_to(self.beside)
-        (self.root / TABLES / "counter@0" / "7").symlink_to(self.beside)
+        (self.root / TABLES / "counter" / "0-7").symlink_to(self.beside)
 
     def ask(self, verb: str, **changes: Any) -> Any:
         return self.carry_out(self.value(verb, **changes))
@@ -244,21 +241,19 @@ def test_groups_that_the_operator_does_not_have_are_refused(agent: Agent, field:
 
 def test_right_requests_are_taken(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
-    assert agent.ask("inspect") == {"counter@0/0": (3,)}
+    assert agent.ask("inspect") == {"counter/0-0": (3,)}
     file = agent.ask("capture")
     assert Path(file).parent == agent.root / CAPTURES
     assert agent.ask("fetch", file=file).to_pybytes() == Path(file).read_bytes()
     agent.ask("drop", tables=[], captures=[file])
     assert not Path(file).exists()
-    agent.ask("rename")
-    assert (agent.root / TABLES / "counter@1" / "0").is_dir()
-    agent.ask("make", parts=[])
-    agent.ask("drop", tables=["counter@1/0"], captures=[])
-    assert (agent.root / TABLES / "counter@0" / "0").is_dir()
-    assert not (agent.root / TABLES / "counter@1").exists()
-    assert agent.ask("inspect") == {"counter@0/0": (3,)}, "links are not followed"
+    agent.ask("make", table="counter/1-0", parts=[])
+    agent.ask("drop", tables=["counter/1-0"], captures=[])
+    assert (agent.root / TABLES / "counter" / "0-0").is_dir()
+    assert not (agent.root / TABLES / "counter" / "1-0").exists()
+    assert agent.ask("inspect") == {"counter/0-0": (3,)}, "links are not followed"
     assert (agent.beside / "file").read_text() == "precious"
-    assert (agent.beside / "0").is_dir()
+    assert (agent.beside / "0-0").is_dir()
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -319,7 +314,7 @@ STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     Version: versions,
     Instance: st.integers(0, 1 << 16),
     TableName: st.from_regex(
-        r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}(@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})",
+        r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}/[0-9]{1,18}-[0-9]{1,18}",
         fullmatch=True,
     ),
     Host: st.from_regex(r"[A-Za-z0-9:-][A-Za-z0-9.:-]{0,15}", fullmatch=True),

@@ -1,4 +1,4 @@
-"""Policies of users: each axis is a protocol, and the protocols ask nothing that it does not say."""
+"""Policies of users: the protocols ask of an axis no more than its protocol says."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def crashed(home: Path, history: list[Batch], flushed: int, random: Random) -> t
 def test_no_table_of_before_a_crash_is_used(history: list[Batch], flushed: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as home:
         folder, _ = crashed(Path(home), history, flushed, Random(seed))
-        store, table = Files(home).open(), TableName("op@0/0")
+        store, table = Files(home).open(), TableName("op/0-0")
         node = LocalNode(Path(home), lambda request, deadline: store)
         with (
             mock.patch.object(boot, "boot_id", return_value=OTHER_BOOT),

@@ -119,7 +119,7 @@ class Running:
             cuts = [len(groups) * i // self.slices for i in range(self.slices + 1)]
             orders = []
             for number, (start, stop) in enumerate(pairwise(cuts)):
-                name = f"{self.name}@1/{instance * self.slices + number}"
+                name = f"{self.name}/1-{instance * self.slices + number}"
                 part = KeyGroups.of(groups[start:stop])
                 wanted = None if capture is None else CaptureOrder(part, capture.base)
                 orders.append(SliceOrder(TableName(name), part, capture=wanted))

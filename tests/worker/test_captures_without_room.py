@@ -35,6 +35,7 @@ from anabranch.state import capture as captures
 from anabranch.state import checkpoint
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
+from anabranch.stores.peers import AT_PEERS
 from anabranch.units import Version
 
 EPOCH = Epoch(1)
@@ -74,7 +75,7 @@ def node_of(running: Running, tmp_path: Path) -> Node:
 def capture_of(running: Running) -> Capture:
     return Capture(
         epoch=EPOCH,
-        table=TableName("op@1/0"),
+        table=TableName("op/1-0"),
         layout=running.layout,
         operator=OperatorName("op"),
         instance=Instance(0),
@@ -176,15 +177,15 @@ def test_a_table_that_has_no_room_leaves_nothing(
     for leave in (0, 40_000, 400_000, 1_000_000):
         filler = fill(small_disk, leave)
         with pytest.raises(StateFull, match="bytes are free"):
-            make_table("op@2/0", part)
+            make_table("op/2-0", part)
         if leave < 10_000:
             with pytest.raises(StateFull, match="bytes are free"):
-                make_table("op@3/0")
+                make_table("op/3-0")
         filler.unlink()
         assert sorted(files(small_disk)) == before
         assert not (running.root.path() / TABLES / "op@2" / ".0.restoring").exists()
-    make_table("op@2/0", part)
-    table = TableName("op@2/0")
+    make_table("op/2-0", part)
+    table = TableName("op/2-0")
     assert node.ask(Inspect(layouts={table: running.layout}), Deadline(60))[table] == (0,)
 
 
@@ -194,7 +195,8 @@ def test_an_agent_hands_out_captures_from_both_folders_and_no_other_file(
     monkeypatch.setenv(BACKUPS, str(tmp_path / "disk"))
     root = tmp_path / "state" / "node-1" / "0123456789ab"
     vault = Vault(tmp_path / "vault", 1 << 20)
-    context = {"root": str(root), "secret": Secret.new().to_hex(), "host": "node-1"}
+    context = {"root": str(root), "secret": Secret.new().to_hex(), "host": "node-1",
+               "store": AT_PEERS.to_json()}  # fmt: skip
     node = make(context, vault, Fence(tmp_path / "epoch"))
     assert try_alone(root / ALIVE) is None, "an agent holds the folder of its query"
     for number, folder in enumerate(capture_folders(root)):

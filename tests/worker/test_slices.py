@@ -107,7 +107,7 @@ def test_the_order_of_rows_does_not_depend_on_how_they_came(
     ids: list[int], cuts: list[int], window: int
 ) -> None:
     orders = [
-        SliceOrder(TableName(f"op@1/{number}"), KeyGroups(((4 * number, 4 * number + 4),)))
+        SliceOrder(TableName(f"op/1-{number}"), KeyGroups(((4 * number, 4 * number + 4),)))
         for number in range(4)
     ]
     division = Division(orders, 16)
@@ -196,7 +196,7 @@ def test_a_missing_table_is_named_and_the_others_are_not_begun(four: Running) ->
         (four.folder(order) / "table").unlink()
     with pytest.raises(StateMissing, match=r"no state table in .*1 more tables") as missing:
         out_of(four, four.task(1, 2), [IDS])
-    assert missing.value.tables == ("op@1/1", "op@1/3")
+    assert missing.value.tables == ("op/1-1", "op/1-3")
     for order in (orders[0], orders[2]):
         table = StateTable.open(four.folder(order), four.layout)
         assert (table.version, table.unfinished, table.fence) == (0, None, 1)
@@ -211,7 +211,7 @@ def test_a_table_at_another_version_is_named(four: Running) -> None:
     late.close()
     with pytest.raises(StateMissing, match="needs the state of version 0; the table") as missing:
         out_of(four, four.task(1, 2), [IDS])
-    assert missing.value.tables == ("op@1/2",)
+    assert missing.value.tables == ("op/1-2",)
     for order in orders[:2]:
         table = StateTable.open(four.folder(order), four.layout)
         assert (table.version, table.unfinished, table.fence) == (0, None, 1)
@@ -221,7 +221,7 @@ def test_a_table_at_another_version_is_named(four: Running) -> None:
 def test_a_batch_is_done_in_all_slices_or_in_none(four: Running) -> None:
     class Failing(Counting):
         def finish(self, state: State, context: Context) -> Rows | None:
-            if state.table.folder.name == "3":
+            if state.table.folder.name == "1-3":
                 raise ZeroDivisionError
             return None
 
@@ -290,12 +290,12 @@ def test_a_part_of_a_slice_is_captured(four: Running) -> None:
 def test_a_capture_that_cannot_be_is_refused() -> None:
     def order(captured: str, *, clean: bool) -> SliceOrder:
         wanted = CaptureOrder(KeyGroups.parse(captured), None, clean)
-        return SliceOrder(TableName("op@1/0"), KeyGroups.parse("0-3"), capture=wanted)
+        return SliceOrder(TableName("op/1-0"), KeyGroups.parse("0-3"), capture=wanted)
 
     order("0-3", clean=True)
     order("1", clean=False)
     for captured, clean in [("1", True), ("1-4", True), ("1-4", False)]:
-        with pytest.raises(ValueError, match="op@1/0 serves the groups 0-3; groups 1"):
+        with pytest.raises(ValueError, match="op/1-0 serves the groups 0-3; groups 1"):
             order(captured, clean=clean)
 
 

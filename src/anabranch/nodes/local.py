@@ -27,12 +27,10 @@ from anabranch.nodes.requests import (
     Inspect,
     Make,
     Merge,
-    Rename,
     Request,
     Store,
     TableName,
     check_table,
-    operator_of,
 )
 from anabranch.state import capture as rows_of
 from anabranch.state.capture import CheckpointSchema
@@ -82,7 +80,6 @@ class LocalNode:
             Advance: self._advance,
             Capture: self._capture,
             Inspect: self._inspect,
-            Rename: self._rename,
             Drop: self._drop,
             Fetch: self._fetch,
             Store: self._store,
@@ -165,16 +162,9 @@ class LocalNode:
     ) -> dict[TableName, tuple[Version, ...]]:
         found: dict[TableName, tuple[Version, ...]] = {}
         for table in self._tables():
-            layout = request.layouts.get(table) or request.operators.get(operator_of(table))
+            layout = request.layouts.get(table)
             found[table] = () if layout is None else self._versions(table, layout, deadline)
         return found
-
-    def _rename(self, request: Rename, deadline: Deadline) -> None:
-        before, after = self.path(request.table), self.path(request.to)
-        with self._alone(deadline, request.table, request.to):
-            if before.exists():
-                after.parent.mkdir(parents=True, exist_ok=True)
-                before.rename(after)
 
     def _drop(self, request: Drop, deadline: Deadline) -> None:
         paths = [self.path(table) for table in request.tables]
@@ -183,10 +173,6 @@ class LocalNode:
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
                 shutil.rmtree(half_made(path), ignore_errors=True)
-                # The folder of an operator's slices stays: another one may just be made in it.
-                routed = "@" in path.parent.name
-                if routed and path.parent.is_dir() and not any(path.parent.iterdir()):
-                    path.parent.rmdir()
         for file in files:
             file.unlink(missing_ok=True)
 

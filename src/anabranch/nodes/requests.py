@@ -43,9 +43,7 @@ Address = NewType("Address", str)
 VERBS: dict[str, type[Request[Any]]] = {}
 """All requests that there are, by verb."""
 
-_TABLE = re.compile(
-    r"([A-Za-z0-9][A-Za-z0-9_-]*)(?:@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})"
-)
+_TABLE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/[0-9]{1,18}-[0-9]{1,18}")
 
 
 class Request(Generic[A]):
@@ -161,21 +159,11 @@ class Inspect(Request[Mapping[TableName, tuple[Version, ...]]]):
     """Which tables there are, and at which versions each can be used.
 
     These are the version that a table is at, and the one that it can be rolled back to. Only the
-    tables in ``layouts`` and those of ``operators`` are looked into; one that cannot be used,
-    because it is damaged, of other columns, or held by somebody until the deadline, has no version.
+    tables in ``layouts`` are looked into; one that cannot be used, because it is damaged, of other
+    columns, or held by somebody until the deadline, has no version.
     """
 
     layouts: Mapping[TableName, TableLayout] = field(default_factory=dict)
-    operators: Mapping[OperatorName, TableLayout] = field(default_factory=dict)
-    """All tables of these operators are looked into."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rename(Change[None]):
-    """Give a table another name. Nothing happens if that is done already."""
-
-    table: TableName
-    to: TableName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,10 +286,7 @@ class Stop(Change[None]):
 def check_table(value: object) -> TableName:
     """The name of a table; ValueError if it is none."""
     if not isinstance(value, str) or not _TABLE.fullmatch(value):
-        raise ValueError(
-            f"{value!r:.100} is no name of a table, which is operator/epoch-number or "
-            "operator@epoch/instance"
-        )
+        raise ValueError(f"{value!r:.100} is no name of a table, which is operator/epoch-number")
     return TableName(value)
 
 
@@ -312,18 +297,6 @@ def slice_table(operator: str, slice_id: str) -> TableName:
     'counter/3-17'
     """
     return check_table(f"{operator}/{slice_id}")
-
-
-def operator_of(table: TableName) -> OperatorName:
-    """The operator whose table it is.
-
-    >>> operator_of(TableName("counter/3-17")), operator_of(TableName("counter@3/17"))
-    ('counter', 'counter')
-    """
-    match = _TABLE.fullmatch(table)
-    if match is None:
-        raise ValueError(f"{table!r} is no name of a table")
-    return OperatorName(match[1])
 
 
 def _check_groups(groups: KeyGroups, among: int) -> None:

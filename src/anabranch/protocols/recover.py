@@ -287,9 +287,7 @@ def _place(
     # A placement may want everything elsewhere; what is whole is not moved by a recovery.
     whole = {(s.operator, s.instance) for s in serving(query.slices.values()) if s not in lost}
     return {
-        name: tuple(
-            before[name][i] if (name, i) in whole else host for i, host in enumerate(hosts)
-        )
+        name: tuple(before[name][i] if (name, i) in whole else host for i, host in enumerate(hosts))
         for name, hosts in placed.items()
     }
 
