@@ -226,7 +226,7 @@ def test_an_order_that_is_not_answered_in_time_has_failed() -> None:
     play.hold(o.Publish)
     play.batches(4)
     play.wait(61)
-    assert "not answered in time" in play.told("checkpoint failed")[0]["reason"]
+    assert "not answered within" in play.told("checkpoint failed")[0]["reason"]
 
 
 def test_after_many_failures_in_a_row_the_query_stops() -> None:

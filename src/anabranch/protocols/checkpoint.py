@@ -213,7 +213,8 @@ def look(turn: Turn) -> None:
     if exhausted and mine.failures and mine.current is None and not query.policies.hold:
         turn.stop(
             f"checkpoints fail; the newest one is of version {_restartable(query)}, and Spark's "
-            f"log of offsets will not reach back to it after batch {query.committed}"
+            f"log of offsets will not reach back to it after batch {query.committed}. Check the "
+            "backup store, then start the query again"
         )
         return
     everything = frozenset(query.operators if mine.commands or exhausted else ())

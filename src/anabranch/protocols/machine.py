@@ -105,7 +105,7 @@ def _fail_what_is_late(turn: Turn) -> None:
             host, seconds = node_of(waiting.order), (waiting.deadline - waiting.since) / SECOND
             what = f"the order to {type(waiting.order).__name__.lower()}"
             where = f" at node {host}" if host else ""
-            reason = f"{what}{where} was not answered in time, which is {seconds:.0f} s"
+            reason = f"{what}{where} was not answered within {seconds:.0f} s"
             _answer(turn, Failed(number, reason, unreachable=host))
 
 

@@ -159,7 +159,8 @@ def _plan(turn: Turn) -> None:
     if not query.ready:
         if query.now >= recovery.since + _NODES:
             turn.stop(
-                "there has been no node for two minutes; start executors, and the query again"
+                "there has been no node for two minutes; start executors, then start the query "
+                "again"
             )
         turn.send(Wake(recovery.since + _NODES))
         return
@@ -326,4 +327,6 @@ def _switch(turn: Turn) -> None:
 def _go_back(turn: Turn) -> None:
     turn.forget(Owner.RECOVERY)
     turn.change(recovery=None)
-    restart.begin(turn, "state and its backups were lost")
+    restart.begin(
+        turn, "lost slices cannot be recovered: their backups or the rows to replay are lost too"
+    )

@@ -49,7 +49,7 @@ class Phase(Enum):
     INSPECT = "inspecting tables"
     CHOOSE = "choosing a published version"
     MAKE = "making slices from parts"
-    REWIND = "taking Spark back"
+    REWIND = "rewinding Spark's logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ def run(turn: Turn) -> None:
     if not query.ready:
         if query.now >= restart.since + _NODES:
             turn.stop(
-                "there has been no node for two minutes; start executors, and the query again"
+                "there has been no node for two minutes; start executors, then start the query "
+                "again"
             )
         turn.send(Wake(restart.since + _NODES))
         return
