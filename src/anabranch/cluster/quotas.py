@@ -98,7 +98,7 @@ def open_groups(name: str, cpus: float) -> Groups | None:
             continue
         return groups
     reason = "; ".join(refusals) or "no cpu controller is mounted"
-    _log.warning("Nodes run without a limit of %s CPUs each: %s", cpus, reason)
+    _log.warning("The limit of %s CPUs for each node is not applied: %s", cpus, reason)
     return None
 
 
@@ -130,7 +130,7 @@ def remove(folder: Path) -> None:
 def _remove_one(folder: Path) -> None:
     # A group is busy until the kernel has buried the last process of it.
     if not until(lambda: _removed(folder), _REMOVAL):
-        _log.warning("Control group %s was not removed: it still has processes.", folder)
+        _log.warning("Control group %s was not removed: processes still run in it.", folder)
 
 
 def _removed(folder: Path) -> bool:

@@ -119,13 +119,13 @@ class Assembly:
             self.asking.drop_tables(host, tables)
 
     def closing(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What is to be closed, in this order, and what it means if it cannot be."""
-        yield "its nodes are still looked at", self.watcher.close
-        yield "its epoch is still looked at", self.lookout.close
-        yield "its coordinator was not closed", self.loop.close
-        yield "its work was not finished", self.shell.close
-        yield "its nodes were not let go", self.nodes.close
-        yield "its lock was not let go", self.locks.release
+        """What to close, in this order, and the consequence if closing fails."""
+        yield "its watcher of nodes was not stopped", self.watcher.close
+        yield "its watcher of epochs was not stopped", self.lookout.close
+        yield "its coordinator was not stopped", self.loop.close
+        yield "its pending orders were not finished", self.shell.close
+        yield "its agents were not stopped", self.nodes.close
+        yield "its lock was not released", self.locks.release
 
     def close(self) -> None:
         """Let go of everything."""

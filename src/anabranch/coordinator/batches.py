@@ -243,8 +243,8 @@ class Batches(HandOver):
         reports |= self.reports.take(order.version)
         for node in _unreported(self.program, order, reports):
             raise Unreported(
-                f"operator {node.name!r}: not all of its instances reported on batch "
-                f"{order.version}"
+                f"operator {node.name!r}: the reports of some instances on batch {order.version} "
+                "are missing"
             )
         return reports
 
@@ -255,8 +255,8 @@ class Batches(HandOver):
         if new:
             names = ", ".join(sorted(node.name for node in new))
             _log.info(
-                "A sink or transform reads only a part of the rows of %s, or changes their "
-                "partitions; they are computed whole by a job of their own from now on.",
+                "A sink or transform reads only some rows of %s, or changes their partitions. From "
+                "now on a Spark job of its own computes all of these rows first.",
                 names,
             )
         return bool(new)

@@ -80,11 +80,11 @@ class CommitLog:
             try:
                 commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
                 if commit.version != version:
-                    raise CheckpointCorrupt(f"{name}: the commit of version {commit.version}")
+                    raise CheckpointCorrupt(f"{name} has the commit of version {commit.version}")
                 return commit
             except CheckpointCorrupt as error:
                 # What it said is computed again from a checkpoint.
-                _log.warning("A commit is damaged; going on from the one before: %s", error)
+                _log.warning("A commit file is damaged; using the commit before it: %s", error)
         return NOTHING
 
     def offsets(self, version: Version) -> str | None:

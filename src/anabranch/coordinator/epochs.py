@@ -67,8 +67,8 @@ class Reign:
             reign._tidy(taken)
             return reign
         raise DidNotHappen(
-            f"{_TRIES} other drivers took the query over while this one tried to; is something "
-            "starting it again and again?"
+            f"{_TRIES} other drivers took the query over while this one started; check whether "
+            "something starts the query again and again"
         )
 
     def check(self) -> None:
@@ -86,9 +86,7 @@ class Reign:
             try:
                 self._store.delete(_name(epoch))
             except StoreError as error:
-                _log.info(
-                    "The file that says driver %s had the query was not removed: %s", epoch, error
-                )
+                _log.info("The epoch file of earlier driver %s was not deleted: %s", epoch, error)
 
 
 class Lookout:
@@ -126,8 +124,8 @@ class Lookout:
                 return
             except StoreError as error:
                 _log.info(
-                    "The checkpoint folder does not say who has the query; looking again in "
-                    "%.0f s: %s",
+                    "The epochs in the checkpoint folder cannot be read; trying again in %.0f s: "
+                    "%s",
                     self._seconds,
                     error,
                 )

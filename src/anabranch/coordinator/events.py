@@ -107,7 +107,7 @@ class Events:
             return list(self._store.list(_FOLDER))
         except StoreError as error:
             _log.warning(
-                "The events of earlier runs cannot be listed, so old files are not removed: %s",
+                "The event files of earlier runs cannot be listed, so old ones are not deleted: %s",
                 error,
             )
             return []

@@ -72,9 +72,9 @@ class HandOver(ABC):
             return
         if version != self._commit.version + 1:
             raise StateMissing(
-                f"Spark's log goes on with batch {version}, and the last committed batch is "
-                f"{self._commit.version}: spark/ and commits/ in the checkpoint folder are not of "
-                "the same time. Restore a whole copy of the folder, or start in a new one"
+                f"Spark's next batch is {version}, but the last committed batch is "
+                f"{self._commit.version}: spark/ and commits/ in the checkpoint folder do not "
+                "belong together. Restore a complete copy of the folder, or start in a new one"
             )
         ticket = _Ticket(version)
         with self._lock:
@@ -124,7 +124,7 @@ class HandOver(ABC):
 
     def cancel(self, order: CancelBatch) -> None:
         """End the jobs of a batch that cannot succeed."""
-        _log.warning("Batch %s needs a slice that is lost; cancelling it.", order.version)
+        _log.warning("Cancelling batch %s: a slice that it needs was lost.", order.version)
         self._cancelled = True
 
     def end(self, error: BaseException) -> None:

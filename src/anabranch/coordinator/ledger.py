@@ -160,7 +160,7 @@ class Ledger:
                 except StoreError as error:
                     # It is swept with the next start.
                     _log.info(
-                        "Checkpoint file %s was not removed; the next start does it: %s",
+                        "Checkpoint file %s was not deleted; the next start deletes it: %s",
                         name,
                         error,
                     )

@@ -120,8 +120,8 @@ class Loop:
             while (event := self._next()) is not None:
                 self._take(event)
         except BaseException as error:  # a mistake of ours: the query must not seem to run
-            _log.exception("The coordinator failed, which is a bug; stopping the query.")
-            reason = f"its coordinator failed, which is a bug: {type(error).__name__}: {error}"
+            _log.exception("The coordinator failed because of a bug. Stopping the query.")
+            reason = f"its coordinator failed because of a bug: {type(error).__name__}: {error}"
             self._end(reason)
             assert self._hands is not None
             self._hands.stop(reason, state_lost=False)
@@ -148,8 +148,8 @@ class Loop:
         for number, order in orders:
             self._give(number, order)
         # Not before: what led to it, such as the loss of a node, is told by one of the orders.
-        for loudness, begun in story.beginnings(before, query):
-            _log.log(loudness, "%s", begun)
+        for level, begun in story.beginnings(before, query):
+            _log.log(level, "%s", begun)
 
     def _give(self, number: OrderId | None, order: Order) -> None:
         assert self._hands is not None

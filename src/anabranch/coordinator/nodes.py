@@ -128,9 +128,7 @@ class Agents:
                 agent.ask(Ping(), Deadline(_PING_SECONDS))
                 return
             except StoreError as error:
-                _log.info(
-                    "The agent of node %s does not answer; starting another one: %s", host, error
-                )
+                _log.info("The agent of node %s does not answer; replacing it: %s", host, error)
                 self._forget(host)
         if host not in self.alive():
             raise DidNotHappen(
@@ -151,7 +149,7 @@ class Agents:
         """See :meth:`Nodes.ask`."""
         agent = self._agents.get(host)
         if agent is None:
-            raise DidNotHappen(f"node {host} was asked for something before its agent was started")
+            raise DidNotHappen(f"node {host} has no agent yet")
         return agent.ask(request, deadline)
 
     def held(self, host: Host) -> frozenset[str]:
@@ -180,7 +178,7 @@ class Agents:
                 agent.ask(Stop(epoch=self.epoch), Deadline(_PING_SECONDS))
             except AnabranchError as error:
                 _log.info(
-                    "The agent of node %s could not be told to end; it ends with its executor: %s",
+                    "The agent of node %s was not stopped; it ends with its executor: %s",
                     host,
                     error,
                 )
@@ -223,10 +221,7 @@ class Watcher:
             try:
                 now = self._alive()
             except Exception as error:  # the JVM is gone, which whoever runs batches notices
-                _log.info(
-                    "The list of executors cannot be read any more, as Spark's JVM is gone: %s",
-                    error,
-                )
+                _log.info("Executors are not watched any more, because Spark ended: %s", error)
                 return
             for host in sorted(known - now):
                 self._lost(host)

@@ -287,14 +287,14 @@ class Shell:
             case orders.Trim(operator, upto):
                 self._done(self._spark, order, lambda: self._batches.trim(operator, upto))
             case _:
-                raise TypeError(f"nobody carries out {order}")
+                raise TypeError(f"no handler for the order {order}")
 
     def stop(self, reason: str, *, state_lost: bool) -> None:
         """See :meth:`~anabranch.coordinator.loop.Hands.stop`."""
         failure = self._deposed or self._batches.failure
         if failure is None or (self._deposed is None and str(failure) not in reason):
             failure = StateMissing(reason) if state_lost else QueryFailed(reason)
-        _log.error("The query stops at batch %s: %s", self._loop.query.committed, failure)
+        _log.error("Stopping the query after batch %s: %s", self._loop.query.committed, failure)
         self._stopped(failure)
 
     def depose(self, error: Deposed) -> None:

@@ -83,7 +83,7 @@ class Launch:
         except Exception as error:
             if not session_gone(error):
                 raise
-            _log.warning("Spark's query cannot be stopped, its session is gone: %s", error)
+            _log.warning("Spark's query was not stopped, because its session ended: %s", error)
 
 
 class Stream:
@@ -171,8 +171,8 @@ class Stream:
                 if restarts > _RESTARTS:
                     raise
                 _log.warning(
-                    "A driver that was deposed has planned the batch after batch %s. Starting "
-                    "Spark's query again, to run that batch as planned.",
+                    "A deposed driver wrote the offsets of the batch after batch %s. Restarting "
+                    "Spark's query, which runs that batch with these offsets.",
                     at,
                 )
 
@@ -183,7 +183,7 @@ class Stream:
         except Deposed as error:
             return error
         except StoreError as error:
-            _log.info("The checkpoint folder does not say who has the query: %s", error)
+            _log.info("The epochs in the checkpoint folder cannot be read: %s", error)
         return None
 
     def stop(self) -> None:

@@ -93,9 +93,7 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
             with fence.admit(Epoch(config.epoch), Deadline(config.timeout)):
                 pass  # no driver before this one starts an agent here any more
         agent = _listen(config, vault, fence, done)
-        _log.info(
-            "The agent listens at %s port %d; its backups: %r", config.host, agent.port, vault
-        )
+        _log.info("Listening at %s port %d; backups: %r", config.host, agent.port, vault)
         address = folder / ADDRESS
         record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
         answer({"port": agent.port, "pid": os.getpid()})
@@ -162,7 +160,7 @@ def watch(pid: int, done: threading.Event) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.poll()
-        _log.info("Process %d, which this agent belongs to, has ended; ending.", pid)
+        _log.info("Process %d, which started this agent, has ended. Ending the agent.", pid)
         done.set()
 
     threading.Thread(target=wait, name="watch", daemon=True).start()
@@ -244,10 +242,10 @@ def main() -> int:
             watch(config.watch_pid, done)
         serve(config, done, answer)
     except StateLocked as error:
-        _log.warning("Another agent uses this folder already; ending: %s", error)
+        _log.warning("Another agent uses this folder already. Ending this agent: %s", error)
         answer({"busy": True})
     except Exception:
-        _log.exception("The agent failed; ending.")
+        _log.exception("The agent failed.")
         return 1
     _log.info("The agent has ended.")
     return 0

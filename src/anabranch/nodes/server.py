@@ -221,7 +221,7 @@ class Agent:
                 body = await connection.receive(head.size)
         except (TimeoutError, CutOff) as error:
             connection.halfway = Halfway.IN
-            raise Refused(f"the body of the request did not come: {error}") from error
+            raise Refused(f"the body of the request did not arrive: {error}") from error
         return self._verifier.open(head, body)
 
     def _befriend(self, connection: Connection) -> None:
@@ -231,7 +231,9 @@ class Agent:
         self._friends.discard(connection)
         if len(self._tasks) - len(self._strangers) - len(self._friends) > self._friends.most:
             connection.halfway = Halfway.IN
-            raise DidNotHappen(f"this node is doing {self._friends.most} things already; ask later")
+            raise DidNotHappen(
+                f"this node runs {self._friends.most} requests already; try again later"
+            )
 
     async def _carried_out(
         self, connection: Connection, verb: str, value: dict[str, Any]
@@ -281,7 +283,7 @@ class Agent:
     def _ended_alone(self, connection: Connection, future: asyncio.Future[Any]) -> None:
         """Nobody waits any more for what a thread did."""
         if not future.cancelled() and isinstance(error := future.exception(), Exception):
-            self.failures.note("A request that nobody waits for", connection.peer, error)
+            self.failures.note("An abandoned request", connection.peer, error)
 
     async def _in_thread(self, connection: Connection, work: Callable[[], T]) -> T:
         """Let a thread use the connection."""
@@ -296,7 +298,7 @@ class Agent:
     def _ask(self, verb: str, value: dict[str, Any]) -> tuple[Request[Any], bytes | pa.Buffer]:
         """Have the node carry a request out; the frame to answer with, or a block of bytes."""
         if self._node is None:
-            raise Refused(f"this node keeps backups, and has nothing to {verb}")
+            raise Refused(f"this node only keeps backups; it cannot {verb}")
         request, seconds = codec.decode(value)
         answer = self._node.ask(request, Deadline(seconds))
         in_bytes = codec.answers_with_bytes(request)

@@ -104,7 +104,7 @@ def start_agent(
         "tls_key": _text(tls_key),
     }
     if tls_cert is not None and tls_root is None:
-        raise PlanError("start_agent: with tls_cert, give tls_root too: agents are asked with it")
+        raise PlanError("start_agent: tls_cert needs tls_root, which clients verify the agent with")
     root = None if tls_root is None else tls_root.read_bytes()
     try:
         line = json.dumps(request).encode() + b"\n"
@@ -126,18 +126,18 @@ def start_agent(
         holder = holder_of(Path(folder))
         older = epoch is not None and fence.greatest() < epoch
         if holder is not None and isinstance(why, Refused) and older:
-            _log.warning("Ending agent %d in %s: it is of an earlier driver.", holder, folder)
+            _log.warning("Killing agent %d in %s: it belongs to an earlier driver.", holder, folder)
             _end(holder, Path(folder))
             continue
         if isinstance(why, Refused) or time.monotonic() > deadline:
             raise DidNotHappen(
-                f"another agent has {folder}, and does not answer: {why}; end it (its process is "
-                f"in {Path(folder) / ADDRESS}) or give another folder"
+                f"another agent uses {folder} and does not answer: {why}; kill it (its process id "
+                f"is in {Path(folder) / ADDRESS}) or give another folder"
             )
         if holder is not None:
             since = silent.setdefault(holder, time.monotonic() - _PING)
             if time.monotonic() - since >= _SILENT:
-                _log.warning("Ending agent %d in %s: it does not answer.", holder, folder)
+                _log.warning("Killing agent %d in %s: it does not answer.", holder, folder)
                 _end(holder, Path(folder))
                 continue
         time.sleep(_PAUSE)

@@ -312,7 +312,7 @@ class RunningQuery:
         if self._settled:
             return
         self._settled = True
-        self._attempt("old checkpoint files were not removed", parts.ledger.sweep)
+        self._attempt("old checkpoint files were not deleted", parts.ledger.sweep)
         for operator, instances in parts.asked.items():
             self.scale(operator, instances)
 
@@ -330,7 +330,7 @@ class RunningQuery:
         except Exception as error:
             told = f"{consequence}: {error}"
             if not isinstance(error, AnabranchError):
-                _log.exception("An error at the end of the query was not expected.")
+                _log.exception("Closing the query failed with an unexpected error.")
             self._parts.events.add("release failed", reason=told)
             if self._failure is None and not isinstance(error, AnabranchError):
                 self._failure = QueryFailed(f"{told} ({type(error).__name__})")

@@ -154,7 +154,7 @@ class Manifests:
                 try:
                     return self.get(version)
                 except CheckpointError as error:
-                    _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
+                    _log.warning("Checkpoint %s is damaged; skipping it: %s", version, error)
         return None
 
     def prune(self, *, retain: int, also: Collection[str] = ()) -> None:
@@ -210,7 +210,7 @@ class Manifests:
         try:
             return self.get(version)
         except CheckpointError as error:
-            _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
+            _log.warning("Checkpoint %s is damaged; skipping it: %s", version, error)
             return None
 
 
