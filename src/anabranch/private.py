@@ -21,8 +21,8 @@ def private_folder(path: Path) -> Path:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PlanError(
-            f"{path} is not a folder of this user (user {os.geteuid()}): it belongs to user "
-            f"{found.st_uid}; remove it, or name another folder"
+            f"{path} does not belong to this user ({os.geteuid()}): it belongs to user "
+            f"{found.st_uid}; remove it, or give another folder"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)

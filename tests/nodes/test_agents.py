@@ -220,7 +220,7 @@ def test_all_that_it_writes_is_for_its_user_alone(
 def test_a_folder_of_somebody_else_is_refused(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "folder").symlink_to(tmp_path / "theirs")
-    with pytest.raises(DidNotHappen, match="not a folder of this user"):
+    with pytest.raises(DidNotHappen, match="does not belong to this user"):
         start(folder=tmp_path / "folder", log=tmp_path / "log")
 
 

@@ -146,7 +146,7 @@ def test_a_command_that_nobody_wants_any_more_ends() -> None:
     play.batch()
     command = play.checkpoint()
     play.happen(GiveUp(command))
-    assert play.ended[command].error == "the command was given up by whoever gave it"
+    assert play.ended[command].error == "the command was cancelled by its caller"
 
 
 def test_a_part_that_cannot_be_stored_fails_the_checkpoint_and_the_stream_goes_on() -> None:

@@ -152,7 +152,7 @@ def _until(query: RunningQuery, condition: Callable[[], bool]) -> None:
     while not condition():
         query.await_termination(_LOOK_SECONDS)
         if time.monotonic() > deadline:
-            raise QueryFailed(f"nothing has happened for {_PATIENCE:.0f} seconds")
+            raise QueryFailed(f"the query made no progress for {_PATIENCE:.0f} seconds")
 
 
 def _verdict(spark: SparkSession, folder: Path, query: RunningQuery, console: Console) -> bool:

@@ -81,12 +81,12 @@ def ask(path: Path, op: str, **fields: Any) -> dict[str, Any]:
                 line = answers.readline(LONGEST)
         except OSError as error:
             raise ClusterFailed(
-                f"the cluster did not answer to {op!r} ({error}); see what it is doing with: "
+                f"the cluster did not answer the command {op!r} ({error}); check its state with: "
                 "anabranch cluster status"
             ) from error
     answer = _parse(line)
     if answer is None:
-        raise ClusterFailed(f"the process of the cluster ended before it answered to {op!r}")
+        raise ClusterFailed(f"the cluster's process ended before it answered the command {op!r}")
     if "error" in answer:
         raise ClusterFailed(str(answer["error"]))
     return cast("dict[str, Any]", answer["ok"])
@@ -150,7 +150,7 @@ def _claimed(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ClusterFailed(
-                "a cluster of yours is running already; end it first: anabranch cluster down"
+                "you have a cluster running already; stop it first: anabranch cluster down"
             ) from error
         path.unlink(missing_ok=True)
         yield

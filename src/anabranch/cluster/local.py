@@ -205,7 +205,7 @@ class LocalCluster:
         while True:
             self._used += 1
             if self._used > 254:
-                raise ClusterFailed("all addresses of 127.0.0.x were used; start a new cluster")
+                raise ClusterFailed("all addresses 127.0.0.x are used up; start a new cluster")
             host = f"127.0.0.{self._used}"
             if host not in self._nodes:
                 return host

@@ -304,11 +304,11 @@ def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
 def _check_local(backup: Backup, tls: Tls | None) -> None:
     if isinstance(backup.where, AtNodes):
         raise PlanError(
-            f"backup={type(backup).__name__}() needs a cluster: here the driver runs all tasks "
-            "itself, and there is no other node; use Files(...), or a Spark master with executors"
+            f"backup={type(backup).__name__}() needs a cluster: a local master has no other node; "
+            "use Files(...), or a Spark master with executors"
         )
     if tls is not None:
-        raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
+        raise PlanError("tls= needs a cluster: a local master sends nothing between nodes")
 
 
 def _nodes(
@@ -362,6 +362,6 @@ def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[Version, s
         logs.flush(version)
         return logs.newest_offsets(version)
     except OSError as error:
-        raise DidNotHappen(f"the results up to version {version} are not flushed: {error}") from (
+        raise DidNotHappen(f"results up to version {version} were not flushed: {error}") from (
             error
         )

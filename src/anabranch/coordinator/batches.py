@@ -235,8 +235,8 @@ class Batches(HandOver):
             return reports
         if frames.reshapable - self._computed_first and jobs.any_failed():
             raise Reshaped(
-                f"batch {order.version}: a Spark job failed inside a function of the query, which "
-                "caught the error and went on"
+                f"batch {order.version}: a function of the query caught the error of a failed "
+                "Spark job"
             )
         self._compute_first(missing)
         frames.finish(missing)

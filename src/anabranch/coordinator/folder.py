@@ -73,8 +73,8 @@ class CheckpointFolder:
         for own in sorted(_OWN):
             if is_query(posixpath.join(folder, own)):
                 raise PlanError(
-                    f"{self.uri} cannot be a checkpoint folder: {own}/ in it is the one of "
-                    "another query; use another folder"
+                    f"{self.uri} cannot be a checkpoint folder: {own}/ in it belongs to another "
+                    "query; use another folder"
                 )
         below = folder
         while (above := posixpath.dirname(below)) not in ("", below):

@@ -148,7 +148,7 @@ class Frames:
             case Late(of):
                 return self._whole(of).where(F.col(LATE).isNotNull()).select(f"{LATE}.*")
             case Source():
-                raise LookupError("every source has its rows from the start")
+                raise LookupError("the frames of sources are given")
 
     def _whole(self, node: Stateful) -> DataFrame:
         """An operator's rows with its late rows still among them."""
@@ -196,7 +196,7 @@ class Frames:
                 run = partial(steps.run_and, up.task, self._reports, router.divide)
                 return map_in_arrow(self._input(up), run, PACKED)
             case _:
-                raise TypeError(f"the rows of {before} come from Spark, and not packed")
+                raise TypeError(f"the rows of {before} are not packed")
 
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
         if node in self._computed_first:

@@ -158,8 +158,8 @@ class _Run:
         sent = sum(len(self._step(up, version).task.hosts) for up in before)
         if gone and (len(before) > 1 or step.buffer.senders != sent):
             raise StateMissing(
-                f"operator {node.name!r}: rows that were sent to it in batch {version} were lost "
-                "with a node, and which ones cannot be told; the batch cannot be replayed"
+                f"operator {node.name!r}: batch {version} cannot be replayed, because shuffle "
+                "files of rows sent to it were lost, and their senders are not known"
             )
         return gone
 
@@ -184,9 +184,9 @@ class _Run:
             same = same and len(again) == len(gone)
         if up not in outputs or not same:
             raise StateMissing(
-                f"operator {node.name!r}: the rows that {up.name!r} sent to it in batch {version} "
-                "were lost, and its replay does not make the same ones; the batch cannot be "
-                "replayed"
+                f"operator {node.name!r}: batch {version} cannot be replayed, because shuffle "
+                f"files of rows that {up.name!r} sent to it were lost, and the replay of "
+                f"{up.name!r} does not make the same partitions"
             )
         rows = outputs[up].where(F.col(VERSION) == int(version)).drop(VERSION)
         frame = _through(node.inputs[0], up, without_late(self._step(up, version), rows))
@@ -196,7 +196,7 @@ class _Run:
         step = self.of.sent(node.name, version)
         if step is None:
             raise StateMissing(
-                f"the rows sent to {node.name!r} in batch {version} are not kept any more"
+                f"operator {node.name!r}: the rows sent to it in batch {version} were trimmed"
             )
         return step
 

@@ -114,7 +114,7 @@ def plan_after_power_failure(
     purged = start < 0 and bool(planned) and planned[0] > 0 and newest >= _RETAINED
     if purged or (not replaceable and newest > reached + 1):
         raise StateMissing(
-            f"the state of version {newest} is lost with the machine's power; the newest whole "
+            f"the state of version {newest} was lost in a power failure; the newest complete "
             f"checkpoint is of version {start}, and Spark's log does not have the offsets of batch "
             f"{reached + 1} after it. Restore an older copy of the folder, or start in a new one"
         )

@@ -207,7 +207,7 @@ class Stream:
         DidNotHappen if a batch was let run after this was ordered: it must not be undone.
         """
         if order.fence < self._batches.fence:
-            raise DidNotHappen(f"going back to version {order.start} was given up")
+            raise DidNotHappen(f"rewinding to version {order.start} was given up")
         self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
         self._end()
         start, ledger = order.start, self._ledger

@@ -35,7 +35,8 @@ def own_capture(root: Path, file: str) -> Path:
         if file == str(path) and path.resolve() == folder.resolve() / path.name:
             return path
     raise Refused(
-        f"{file!r:.100} is no capture of this query, which are in {' or '.join(map(str, folders))}"
+        f"{file!r:.100} is no capture of this query; its captures are in "
+        f"{' or '.join(map(str, folders))}"
     )
 
 
@@ -55,8 +56,8 @@ def write_capture(taken: Capture, root: Path, name: str) -> Path:
             return path
     raise StateFull(
         f"no room for a copy of the state of {taken.operator}, instance {taken.instance}, at "
-        f"version {taken.version} ({'; '.join(failures)}): make the state folder larger, or name "
-        "one on a larger disk for backups with ANABRANCH_BACKUP_FOLDER"
+        f"version {taken.version} ({'; '.join(failures)}): make the state folder larger, or set "
+        "ANABRANCH_BACKUP_FOLDER to a folder on a larger disk"
     )
 
 

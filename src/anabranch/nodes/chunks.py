@@ -57,7 +57,7 @@ def send_file(sock: Pipe, descriptor: int, size: int) -> None:
     while at < size:
         count = os.preadv(descriptor, [chunk[: size - at]], at)
         if count == 0:
-            raise OSError(f"the file has {at} bytes, and should have {size}")
+            raise OSError(f"the file has {at} bytes instead of {size}")
         hashed.update(chunk[:count])
         send(sock, chunk[:count])
         at += count
@@ -105,9 +105,9 @@ def _some(sock: Pipe, view: memoryview, count: int, size: int, what: str) -> int
     try:
         came = sock.recv_into(view)
     except OSError as error:
-        raise DidNotHappen(f"{what}: {count} of {size} bytes came, then: {error}") from error
+        raise DidNotHappen(f"{what}: failed after {count} of {size} bytes: {error}") from error
     if came == 0:
-        raise DidNotHappen(f"{what}: only {count} of {size} bytes came")
+        raise DidNotHappen(f"{what}: ended after {count} of {size} bytes")
     return came
 
 

@@ -65,7 +65,7 @@ class Connection:
             self._sock = wrapped
             await self._when_ready(wrapped.do_handshake)
         except (OSError, ValueError) as error:
-            raise Gone(f"no encryption came about: {error}") from error
+            raise Gone(f"the TLS handshake failed: {error}") from error
 
     async def receive(self, size: int) -> bytes:
         """The next so many bytes; none if the other side ended before the first.
@@ -85,7 +85,7 @@ class Connection:
             if count == 0:
                 raise Gone(str(error)) from error
         if 0 < count < size:
-            raise CutOff(f"only {count} of {size} bytes came")
+            raise CutOff(f"it ended after {count} of {size} bytes")
         return bytes(data[:count])
 
     async def send(self, data: bytes, timeout: float) -> None:

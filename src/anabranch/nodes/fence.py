@@ -94,14 +94,14 @@ class Fence:
                 # The first end of line is for a line before it that was cut short.
                 line = b"\n%019d\n" % epoch
                 if os.write(descriptor, line) < len(line):
-                    raise OSError("no room for all of the line")
+                    raise OSError("the disk has no room for the whole line")
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             flush(str(self._path.parent))
         except OSError as error:
             raise DidNotHappen(
-                f"epoch {epoch} cannot be noted in {self._path}: {error}; make room there"
+                f"epoch {epoch} cannot be written to {self._path}: {error}; make room there"
             ) from error
 
 

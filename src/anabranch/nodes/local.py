@@ -93,7 +93,7 @@ class LocalNode:
         """See :meth:`~anabranch.nodes.node.Node.ask`."""
         carry_out = self._verbs.get(type(request))
         if carry_out is None:
-            raise Refused(f"a node has nothing to {request.verb} among its tables")
+            raise Refused(f"the tables of a node have no request {request.verb!r}")
         admitted = (
             self._fence.admit(request.epoch, deadline)
             if isinstance(request, Change)
@@ -110,7 +110,7 @@ class LocalNode:
         except ValueError as error:
             raise Refused(str(error)) from error
         if path.resolve() != folder.resolve() / table:
-            raise Refused(f"a link leads from {path} out of the tables of this query")
+            raise Refused(f"{path} is a symbolic link out of this query's folder of tables")
         return path
 
     def clear(self, table: TableName) -> Path:
@@ -270,7 +270,7 @@ class LocalNode:
         with self._free:
             if not self._free.wait_for(lambda: not self._busy & wanted, patience):
                 raise StateLocked(
-                    f"tables {sorted(self._busy & wanted)} are being changed by another request"
+                    f"another request is changing the tables {sorted(self._busy & wanted)}"
                 )
             self._busy |= wanted
         try:
@@ -302,8 +302,8 @@ def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int
     """Roll a table back if a batch after the version was begun; StateMissing if it is elsewhere."""
     if opened.fence > fence:
         raise Fenced(
-            f"{table} is at version {opened.version} of attempt {opened.fence}; attempt {fence} "
-            f"wanted version {version}, and came too late"
+            f"{table} is at version {opened.version} with fencing token {opened.fence}; a request "
+            f"for version {version} came too late, with fencing token {fence}"
         )
     if opened.unfinished is not None:
         opened.rollback()

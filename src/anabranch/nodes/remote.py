@@ -136,7 +136,7 @@ class RemoteNode:
     def _connected(self, deadline: Deadline) -> socket.socket:
         host, colon, port = self.address.rpartition(":")
         if not colon or not port.isdecimal():
-            raise ValueError(f"{self.address!r} is no address, which is host:port")
+            raise ValueError(f"{self.address!r} is no address; write it as host:port")
         host = host.removeprefix("[").removesuffix("]")
         seconds = max(_SOON, min(self._silence, deadline.left()))
         sock = socket.create_connection((host, int(port)), seconds)
@@ -232,7 +232,7 @@ class _Patient:
     def _limited(self) -> socket.socket:
         left = self._deadline.left()
         if left == 0:
-            raise TimeoutError("the deadline is over")
+            raise TimeoutError("the deadline has passed")
         self._sock.settimeout(max(_SOON, min(self._silence, left)))
         return self._sock
 
@@ -287,13 +287,13 @@ class _Exchange:
     def download(self, size: object) -> pa.Buffer:
         """The bytes that the node has answered with."""
         if type(size) is not int or size < 0:
-            raise wire.Malformed(f"a block of {size!r} bytes")
+            raise wire.Malformed(f"it announced a block of {size!r} bytes")
         self.whole = False
         data, checksum = _received(self._sock, size, self._doing)
         told = chunks.exactly(self._sock, chunks.CHECKSUM_BYTES).hex()
         if told != checksum:
             raise DidNotHappen(
-                f"{self._doing}: the checksum of the bytes that came is {checksum}, not {told}"
+                f"{self._doing}: the received bytes have the checksum {checksum}, not {told}"
             )
         self.whole = True
         return data
@@ -316,7 +316,7 @@ def _received(sock: _Patient, size: int, what: str) -> tuple[pa.Buffer, str]:
             return pa.py_buffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)), checksum
     except OSError as error:
         folder = tempfile.gettempdir()
-        raise DidNotHappen(f"{what}: cannot keep the bytes in {folder}: {error}") from error
+        raise DidNotHappen(f"{what}: cannot write the bytes to {folder}: {error}") from error
 
 
 def _told(value: dict[str, Any]) -> AnabranchError | wire.Malformed:

@@ -129,7 +129,7 @@ class Advance(Backed[None]):
 
     def __post_init__(self) -> None:
         if self.upto < self.since:
-            raise ValueError(f"'upto' is {self.upto}, which is before version {self.since}")
+            raise ValueError(f"'upto' is {self.upto}, before version {self.since}")
         _check_groups(self.groups, self.layout.key.key_groups)
         _check_parts(self.parts, self.layout.key.key_groups)
 
@@ -328,12 +328,12 @@ def operator_of(table: TableName) -> OperatorName:
 
 def _check_groups(groups: KeyGroups, among: int) -> None:
     if not groups <= KeyGroups.all(among):
-        raise ValueError(f"'groups' has {groups}, and the operator has {among} key groups")
+        raise ValueError(f"'groups' has {groups}, but the operator has {among} key groups")
 
 
 def _check_parts(parts: tuple[Part, ...], among: int) -> None:
     for part in parts:
         if not part.groups <= KeyGroups.all(among):
             raise ValueError(
-                f"'parts' has {part.groups} in {part.name}, and the operator has {among} key groups"
+                f"'parts' has {part.groups} in {part.name}, but the operator has {among} key groups"
             )

@@ -313,7 +313,7 @@ class Agent:
             case Delete():
                 FencedStore(self._vault, self._fence, request.epoch, deadline).delete(request.name)
                 return _done(request, None)
-        raise AssertionError(f"nobody carries out {request}")
+        raise AssertionError(f"no handler for the request {request}")
 
     def _receive(self, connection: Connection, request: Put) -> Incoming:
         self._fence.check(request.epoch)
@@ -328,7 +328,7 @@ class Agent:
             connection.halfway = None
             if found != request.checksum:
                 raise DidNotHappen(
-                    f"{request}: the checksum of the bytes that came is {found}, not "
+                    f"{request}: the received bytes have the checksum {found}, not "
                     f"{request.checksum}"
                 )
         return incoming

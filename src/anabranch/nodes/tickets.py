@@ -146,16 +146,16 @@ class Verifier:
             if head.time < now - self._window or head.time < self._forgotten:
                 raise Refused(
                     f"the request is {now - head.time:.0f} s old, more than {self._window:g} s; "
-                    "send it anew, and see that the clocks of the nodes agree"
+                    "send it again, and synchronize the clocks of the nodes"
                 )
             if head.time > now + self._window:
                 raise Refused(
                     f"the request is from {head.time - now:.0f} s in the future, more than "
-                    f"{self._window:g} s; see that the clocks of the nodes agree"
+                    f"{self._window:g} s; synchronize the clocks of the nodes"
                 )
             seen = self._seen.setdefault(math.floor(head.time), set())
             if head.nonce in seen:
-                raise Refused("the request was sent before; every request is good for one time")
+                raise Refused("the request was received before; a request can be used only once")
             if self._count >= MOST_REMEMBERED:
                 raise Refused(f"more than {MOST_REMEMBERED} requests in {self._window:g} s")
             seen.add(head.nonce)
@@ -173,4 +173,4 @@ def _code(secret: Secret, signed: bytes) -> bytes:
 
 def _check_size(size: int) -> None:
     if size > LARGEST_REQUEST:
-        raise Refused(f"the request has {size} bytes; at most {LARGEST_REQUEST} are taken")
+        raise Refused(f"the request has {size} bytes; at most {LARGEST_REQUEST} are accepted")

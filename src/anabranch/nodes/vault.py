@@ -146,8 +146,8 @@ class Vault:
         if size > free + replaced:
             raise DidNotHappen(
                 f"no room for {size} bytes of {name} in {self._folder}: {self._used} bytes are "
-                f"used and {self._coming} on their way, of {self._used + self._coming + free}; "
-                "delete old backups, or give Upstream a greater capacity or its nodes larger disks"
+                f"used, {self._coming} are reserved, of {self._used + self._coming + free}; "
+                "delete old backups, raise the capacity of Upstream, or give its nodes larger disks"
             )
 
     def _let_go(self, size: int, written: int) -> None:
@@ -163,9 +163,7 @@ class Vault:
             except CheckpointNotFound:
                 self._used -= self._sizes.pop(name, 0)
             except DidNotHappen as error:
-                raise MayHaveHappened(
-                    f"whether {name} was changed is not known: {error}"
-                ) from error
+                raise MayHaveHappened(f"{name} may have been changed: {error}") from error
             else:
                 self._used += size - self._sizes.get(name, 0)
                 self._sizes[name] = size

@@ -113,7 +113,7 @@ def frame_head(data: bytes) -> tuple[Kind, int]:
     if mark != _MARK or kind not in Kind.__members__.values():
         raise Malformed(f"{data!r} is no answer of a node")
     if size > LARGEST_ANSWER:
-        raise Malformed(f"an answer of {size} bytes; at most {LARGEST_ANSWER} are taken")
+        raise Malformed(f"an answer of {size} bytes; at most {LARGEST_ANSWER} are accepted")
     return Kind(kind), size
 
 

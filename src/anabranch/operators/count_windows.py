@@ -37,7 +37,9 @@ class CountWindowAggregate(Operator):
         self, window: CountWindow, aggregates: Mapping[str, Aggregate], *, mode: str = "append"
     ) -> None:
         if mode != "append":
-            raise PlanError(f"mode={mode!r}: a count window is sent out when it is full; append")
+            raise PlanError(
+                f"mode={mode!r}: a count window is emitted once, when it is full; use mode='append'"
+            )
         self._window = window
         self._given = dict(aggregates)
 

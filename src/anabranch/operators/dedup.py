@@ -44,7 +44,7 @@ class Deduplicate(Operator):
         self, *, ttl: int | None = None, on: str | None = None, watermark: int = 0
     ) -> None:
         if (ttl is None) != (on is None):
-            raise PlanError("deduplicate: ttl needs on, the column of the time it counts in")
+            raise PlanError("deduplicate: ttl needs on=, the event-time column")
         if ttl is not None and ttl < 0:
             raise PlanError(f"deduplicate: ttl is {ttl} us; it must not be negative")
         self.ttl = ttl

@@ -72,9 +72,7 @@ class Join(Operator):
         if how not in ("inner", "left"):
             raise PlanError(f"join: how={how!r}; it is 'inner' or 'left'")
         if before + after < 0:
-            raise PlanError(
-                f"join: no time is from {before} us before to {after} us after another one"
-            )
+            raise PlanError(f"join: within is empty: from {before} us before to {after} us after")
         self.columns: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._times_on = on
         self._delays = delays
@@ -110,8 +108,8 @@ class Join(Operator):
         expected = [*keys, SIDE, *left, *right]
         if sorted(expected) != sorted(schema.names):
             raise PlanError(
-                f"join: the rows have the columns {schema.names}, and need {expected}: each of the "
-                "key, the left and the right once"
+                f"join: the rows have the columns {schema.names} but need {expected}: the columns "
+                "of the key, the left and the right side, each once"
             )
         taken = [*keys, *SUB_KEYS, *(column.name for column in BOOKKEEPING)]
         payloads = []

@@ -74,8 +74,8 @@ def check_names(columns: StateSchema) -> None:
     for column in columns:
         if hasattr(KeyState, column.name):
             raise PlanError(
-                f"state column {column.name!r}: in the per-key form this is a method or attribute "
-                "of the state; give the column another name"
+                f"state column {column.name!r}: the per-key state has a method or attribute of "
+                "this name; give the column another name"
             )
 
 

@@ -132,7 +132,7 @@ class PerKey(Operator):
         if self.timers:
             _store_timers(state, at[kept], [each for each in objects if not each._deleted])
         elif any(each._timer_set for each in objects):
-            raise ValueError("set_timer was called, but there is no on_timer to call back")
+            raise ValueError("set_timer was called, but per_key was given no on_timer function")
         state.delete(at[~kept])
 
 

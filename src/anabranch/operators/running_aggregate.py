@@ -25,8 +25,7 @@ class RunningAggregate(Operator):
     def __init__(self, aggregates: Mapping[str, Aggregate], mode: str = "update") -> None:
         if mode != "update":
             raise PlanError(
-                f"mode={mode!r}: an aggregate without a window never is final, "
-                "so it can only send updates; use mode='update'"
+                f"mode={mode!r}: an aggregate without a window is never final; use mode='update'"
             )
         self._given = dict(aggregates)
 

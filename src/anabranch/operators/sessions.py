@@ -67,8 +67,8 @@ class SessionAggregate(Operator):
         check_delays(watermark_delay, allowed_lateness)
         if mode != "append":
             raise PlanError(
-                f"mode={mode!r}: sessions grow and join, so rows sent out before would stay "
-                "behind; use mode='append'"
+                f"mode={mode!r}: sessions grow and merge, so rows emitted earlier would be wrong; "
+                "use mode='append'"
             )
         self._window = window
         self._given = dict(aggregates)

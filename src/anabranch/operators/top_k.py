@@ -64,8 +64,8 @@ class TopK(Operator):
         others = [name for name in schema.names if name not in keys]
         if self.by in keys:
             raise PlanError(
-                f"top_k: by={self.by!r} is one of the keys {list(keys)}, so that all rows of a key "
-                f"would be equal; rank by another column, there are {others}"
+                f"top_k: by={self.by!r} is one of the keys {list(keys)}, so all rows of a key "
+                f"would be equal; rank by another column, of {others}"
             )
         if self.by not in schema.names:
             raise PlanError(f"top_k: there is no column by={self.by!r}; there are {others}")

@@ -151,7 +151,7 @@ def windowed(
     if isinstance(window, CountWindow):
         if delay or lateness:
             raise PlanError(
-                "window: a count window knows no time; leave watermark and allowed_lateness out"
+                "window: a count window has no event time; leave out watermark and allowed_lateness"
             )
         return CountWindowAggregate(window, aggregates, mode=mode)
     if isinstance(window, SessionWindow):

@@ -105,8 +105,8 @@ def count_window(size: int, slide: int | None = None) -> CountWindow:
     step = size if slide is None else slide
     if size < 1 or not 1 <= step <= size:
         raise PlanError(
-            f"count_window({size}, slide={slide}): a window has at least one row, "
-            "and slides by at least one and at most its size"
+            f"count_window({size}, slide={slide}): the size must be at least 1, and the slide "
+            "from 1 to the size"
         )
     return CountWindow(size, step)
 
@@ -114,7 +114,7 @@ def count_window(size: int, slide: int | None = None) -> CountWindow:
 def _positive(duration: Duration, what: str) -> int:
     length = microseconds(duration, what=what)
     if length <= 0:
-        raise PlanError(f"{what} is {duration!r}; it must be longer than nothing")
+        raise PlanError(f"{what} is {duration!r}; it must be longer than 0")
     return length
 
 

@@ -49,7 +49,7 @@ class Even:
         {'counter': ('a', 'b')}
         """
         if not alive:
-            raise NoNodes("no executor is left to run on; the cluster manager has to start one")
+            raise NoNodes("no executor is left; the cluster manager must start one")
         kept = {
             name: [
                 host if host in alive and i not in (fresh or {}).get(name, ()) else None

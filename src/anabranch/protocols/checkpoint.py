@@ -129,7 +129,7 @@ def give_up(turn: Turn, command: CommandId) -> None:
     if mine.current is not None:
         left = tuple(each for each in mine.current.commands if each != command)
         _change(turn, current=replace(mine.current, commands=left))
-    turn.end(command, "the command was given up by whoever gave it")
+    turn.end(command, "the command was cancelled by its caller")
 
 
 def holds(query: Query) -> bool:
@@ -420,7 +420,7 @@ def _go_on(turn: Turn) -> None:
         turn.order(Publish(whole), Owner.CHECKPOINT)
         return
     if whole is None and current.failure is None and current.operators == set(query.operators):
-        current = replace(current, failure="parts of it were lost before it was published")
+        current = replace(current, failure="some of its parts were lost before it was published")
     failures = 0 if current.failure is None else mine.failures + 1
     pause = query.now + min(failures, _LONGEST_PAUSE) * SECOND
     _change(turn, current=None, failures=failures, not_before=pause)

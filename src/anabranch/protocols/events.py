@@ -77,7 +77,7 @@ class Cause(Enum):
     PROCESS_LOST = "a process was lost"
     STATE_MISSING = "a state table is missing"
     FENCED = "another driver has taken over"
-    ERROR = "an error that comes again"
+    ERROR = "an error that would occur again"
 
 
 @dataclass(frozen=True, slots=True)

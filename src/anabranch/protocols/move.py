@@ -161,11 +161,11 @@ def give_up(turn: Turn, which: CommandId) -> None:
     waiting = tuple(each for each in turn.query.waiting if each.command != which)
     if waiting != turn.query.waiting:
         turn.change(waiting=waiting)
-        turn.end(which, "the command was given up by whoever gave it")
+        turn.end(which, "the command was cancelled by its caller")
     elif which in turn.query.moves:
         moving = turn.query.moves[which]
         _clear(turn, moving)
-        _end(turn, moving, "the command was given up by whoever gave it")
+        _end(turn, moving, "the command was cancelled by its caller")
 
 
 def abandon(turn: Turn, reason: str) -> None:
@@ -274,7 +274,7 @@ def interrupt(turn: Turn) -> None:
     """Slices are lost, and others will be in their place: moves that need them begin again."""
     for moving in list(turn.query.moves.values()):
         if moving.moved.keys() & turn.query.suspects:
-            _again(turn, moving, "slices that it moves from were lost")
+            _again(turn, moving, "slices that it moves groups from were lost")
 
 
 def _nodes_are_coming(query: Query) -> bool:
@@ -324,7 +324,7 @@ def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
 def _step(turn: Turn, moving: Move) -> None:
     query = turn.query
     if moving.before not in (None, query.routed[moving.operator]):
-        _again(turn, moving, "a recovery divided the operator in another way")
+        _again(turn, moving, "a recovery changed the routing of the operator")
         return
     if any(waiting.command == moving.command for waiting in query.outstanding.values()):
         return
@@ -559,7 +559,7 @@ def _finish(turn: Turn, moving: Move) -> None:
             _again(
                 turn,
                 moving,
-                "a batch ran meanwhile, and neither changes nor what was sent is kept",
+                "a batch ran meanwhile, and neither changes nor rows to replay are kept",
             )
 
 

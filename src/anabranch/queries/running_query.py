@@ -270,7 +270,7 @@ class RunningQuery:
         """Refuse what looks at state as it is between two batches, from inside a batch."""
         if self._parts.batches.in_batch():
             raise QueryFailed(
-                f"{what} was called inside a batch, from a function given to for_each_batch, while "
+                f"{what} was called inside a batch, by a function given to for_each_batch, where "
                 "the state is between two versions; call it from another thread"
             )
 

@@ -112,8 +112,8 @@ def _check_shape(plan: Plan) -> None:
             )
         if node.name in names:
             raise PlanError(
-                f"two operators are named {node.name!r}; give each its own name=..., "
-                "it is how their state is found again after a restart"
+                f"two operators are named {node.name!r}; give each its own name=..., by which a "
+                "restart finds its state"
             )
         names.add(node.name)
         if not 1 <= node.key_groups <= MAX_KEY_GROUPS:
@@ -184,10 +184,10 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     ):
         if time in keys:
             raise PlanError(
-                f"join: on={time!r} is one of the keys {list(keys)} of the {side} side, and keys "
-                "are left out of the rows that it pairs in time. Add the time under another name "
-                f"in a transform, for example with withColumn('{time}_at', F.col('{time}')), and "
-                "give that name in on="
+                f"join: on={time!r} is one of the keys {list(keys)} of the {side} side, and a key "
+                "column cannot be the event time. Copy it to another column in a transform, for "
+                f"example with withColumn('{time}_at', F.col('{time}')), and give that column in "
+                "on="
             )
     columns = (
         [name for name in empties[before].columns if name not in keys]
@@ -235,8 +235,8 @@ def _checked(output: pa.Schema, frame: DataFrame) -> pa.Schema:
     for name, as_ in zip(output.names, alike, strict=True):
         if alike.count(as_) > 1:
             raise PlanError(
-                f"the column {name!r} comes out twice, maybe in upper and lower case: the columns "
-                f"are {output.names}; give one of them another name"
+                f"the output has the column {name!r} twice, ignoring case: its columns are "
+                f"{output.names}; rename one of them"
             )
     spark_schema(output)
     return spark_form(output)
@@ -290,7 +290,7 @@ def _tried(
             table.close()
     if result is None:
         raise PlanError(
-            "process() returned nothing for an empty batch, so the columns it makes are "
-            "not known; return rows for an empty batch too, or declare output()"
+            "process() returned nothing for an empty batch, so its output columns are not known; "
+            "return rows for an empty batch too, or declare output()"
         )
     return result.schema

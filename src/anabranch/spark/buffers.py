@@ -121,7 +121,7 @@ def _exchange(rdd: Any) -> Any:
     while rdd.getClass().getSimpleName() != _SHUFFLED:
         dependencies = rdd.dependencies()
         if dependencies.size() != 1:
-            raise TypeError(f"{rdd} does not come straight from an exchange")
+            raise TypeError(f"{rdd} is not the result of a shuffle exchange")
         rdd = dependencies.apply(0).rdd()
     return rdd
 

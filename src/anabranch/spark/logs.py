@@ -110,7 +110,7 @@ class SparkLogs:
         text = self.offsets(version)
         if not self._sound(path) or (expected is not None and digest(text) != expected):
             raise CheckpointCorrupt(
-                f"{path}: not the offsets with which batch {version} was run; restore the file, or "
+                f"{path}: not the offsets that batch {version} ran with; restore the file, or "
                 "start in a new folder"
             )
 
@@ -216,8 +216,8 @@ class SparkLogs:
         for number in range(max(compacted, default=0), upto + 1):
             if number not in numbers:
                 raise CheckpointCorrupt(
-                    f"{self._source(source)}/{number} is missing: it says which files were read; "
-                    "restore it, or start in a new folder"
+                    f"{self._source(source)}/{number} is missing: it lists the files that were "
+                    "read; restore it, or start in a new folder"
                 )
 
     def _check_sums(self) -> None:
@@ -231,8 +231,8 @@ class SparkLogs:
                 path = posixpath.join(posixpath.dirname(info.path), name)
                 if self._exists(path) and not _fits(self._read(path), self._read(info.path)):
                     raise CheckpointCorrupt(
-                        f"{path}: its bytes are not the ones that Spark wrote; restore the file, "
-                        "or start in a new folder"
+                        f"{path} was changed after Spark wrote it; restore the file, or start in "
+                        "a new folder"
                     )
 
     def _readable(self, version: Version) -> str | None:

@@ -84,7 +84,7 @@ def check(spark: SparkSession) -> None:
         )
     if spark.conf.get("spark.speculation", "false") == "true":
         raise PlanError(
-            "spark.speculation is on: two attempts of a task would fight over one state. "
+            "spark.speculation is on: two attempts of a task would change the same state. "
             "Set spark.speculation=false"
         )
     if is_local(spark):
@@ -95,9 +95,9 @@ def check(spark: SparkSession) -> None:
 def _check_cluster(spark: SparkSession) -> None:
     if spark.sparkContext.getConf().get("spark.shuffle.reduceLocality.enabled", "true") != "false":
         raise PlanError(
-            "spark.shuffle.reduceLocality.enabled is on: tasks would run where their rows are, and "
-            "not where their state is. Start the session with anabranch.session(master), or set it "
-            "to false before the session starts"
+            "spark.shuffle.reduceLocality.enabled is on: tasks would run where their rows are "
+            "instead of where their state is. Start the session with anabranch.session(master), "
+            "or set it to false before the session starts"
         )
     conf = spark.sparkContext._jsc.sc().conf()
     name = "spark.locality.wait.node"
@@ -105,16 +105,15 @@ def _check_cluster(spark: SparkSession) -> None:
         name = "spark.locality.wait"
     if conf.getTimeAsMs(name, "3s") < _LEAST_WAIT_MS:
         raise PlanError(
-            f"{name} is {conf.get(name, '3s')}: a task that waits for its node for longer would be "
-            "run on another one, where its state is not. Start the session with "
+            f"{name} is {conf.get(name, '3s')}: a task that waits longer for its node would run on "
+            "another node, without its state. Start the session with "
             f"anabranch.session(master), or set {name}=365d before the session starts"
         )
     for name in _EXCLUDING:
         if conf.get(name, "false") == "true":
             raise PlanError(
-                f"{name} is on: a node that Spark excludes may be the only one that has some "
-                f"state, and its tasks would wait for ever. Set {name}=false before the session "
-                "starts"
+                f"{name} is on: tasks would wait forever if Spark excluded the node with their "
+                f"state. Set {name}=false before the session starts"
             )
 
 

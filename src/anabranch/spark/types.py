@@ -30,7 +30,7 @@ def arrow_schema(schema: StructType, *, where: str) -> pa.Schema:
         except (PySparkException, TypeError, NotImplementedError) as error:
             raise PlanError(
                 f"{where}: column {field.name!r} has type {field.dataType.simpleString()}, "
-                "which cannot be handed to Python; cast or drop it in a transform"
+                "which Python workers cannot read; cast or drop it in a transform"
             ) from error
     return pa.schema(fields)
 

@@ -72,7 +72,7 @@ def follow(links: Sequence[Link]) -> Chain:
         at[mine] = link.version
     groups = KeyGroups.of(np.flatnonzero(at != _UNSEEN))
     if not groups:
-        raise CheckpointError("there are no captures, or none of any key group")
+        raise CheckpointError("there is no capture of any key group")
     versions, bases = (np.unique(given[list(groups)]).tolist() for given in (at, since))
     if len(versions) > 1 or len(bases) > 1:
         parts = [

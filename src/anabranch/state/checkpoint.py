@@ -120,7 +120,7 @@ def read(
         capture = _capture(header, written, rows)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointCorrupt(
-            f"{name}: the checksum is right, but this is no checkpoint that can be read: {error}"
+            f"{name}: the checksum is right, but the checkpoint cannot be read: {error}"
         ) from error
     if schema is not None and schema != written:
         if schema.fingerprint() != written.fingerprint():
@@ -146,7 +146,7 @@ def _verified(data: pa.Buffer, name: str) -> int:
     found = xxhash.xxh3_64_intdigest(data[:-8])
     if found != digest:
         raise CheckpointCorrupt(
-            f"{name}: the checksum of its bytes is {found:016x}, not {digest:016x} as written"
+            f"{name}: the checksum is {found:016x} instead of {digest:016x}, so its bytes changed"
         )
     return int(size)
 

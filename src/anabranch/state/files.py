@@ -76,7 +76,9 @@ class Arena:
             if create:
                 self._allocate(0, HEADER_BYTES, end)
             elif os.fstat(self._fd).st_size != end:
-                raise StateMissing(f"{path} has not the size of a state table with these columns")
+                raise StateMissing(
+                    f"{path} does not have the size of a state table with these columns"
+                )
             self._map = _mapped(self._fd, end, path)
         except BaseException:
             os.close(self._fd)
@@ -178,7 +180,7 @@ class Arena:
             raise StateFull(
                 f"the state table in {self.path.parent} cannot have more than "
                 f"{region.items} items of {name!r}, for which it was made: use more instances. If "
-                "its file system was made larger since, scaling or restoring makes tables anew"
+                "its file system is larger now, scaling or restoring makes a larger table"
             )
         slack = min(max(_LEAST_STEP, (items - released) * size // 8), _GREATEST_STEP)
         for more in (slack, 0):
@@ -205,7 +207,7 @@ class Arena:
             free = shutil.disk_usage(self.path.parent).free
             raise StateFull(
                 f"no room for {stop - start} more bytes of state in {self.path.parent} "
-                f"({free} bytes are free): make it larger, or use another state folder"
+                f"({free} bytes are free): make its file system larger, or use another state folder"
             ) from error
 
     def _remove(self, start: int, length: int) -> None:
@@ -219,8 +221,8 @@ def _mapped(fd: int, length: int, path: Path) -> mmap.mmap:
         if error.errno != errno.ENOMEM:
             raise
         raise StateFull(
-            f"this process has no {length} addresses left for the state table in {path.parent}; "
-            "it has too many tables open, or a limit on its virtual memory (ulimit -v)"
+            f"this process cannot map {length} bytes for the state table in {path.parent}: "
+            "too many tables are open, or its virtual memory is limited (ulimit -v)"
         ) from error
 
 

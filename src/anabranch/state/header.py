@@ -126,8 +126,8 @@ class Header:
         check_magic(self._words, folder)
         if not boot.same_boot(self._words[_BOOT].tobytes().hex()):
             raise StateMissing(
-                f"the state table in {folder} was made before the machine was last started, and "
-                "may not be whole; the state is restored from a checkpoint"
+                f"the state table in {folder} was made before the machine was last started and may "
+                "be incomplete; its state must be restored from a checkpoint"
             )
         described = bytes(self._words[_TEXT:1024].view(np.uint8)).rstrip(b"\0")
         found, _, found_text = described.decode(errors="replace").partition("\n")

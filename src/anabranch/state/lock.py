@@ -29,8 +29,8 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
     while (fd := _try(path)) is None:
         if time.monotonic() >= deadline:
             raise StateLocked(
-                f"the state table in {folder} is held by process {_holder(path)}; waited "
-                f"{timeout:g} s. If it is a task that was given up, let it end, or end it"
+                f"the state table in {folder} is locked by process {_holder(path)}; waited "
+                f"{timeout:g} s. If that is an abandoned task, wait for it to end, or kill it"
             )
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(pause * 2, _LONGEST_PAUSE)

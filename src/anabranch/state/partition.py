@@ -37,8 +37,7 @@ def partition(
         found = follow(parts[instance]).groups if parts[instance] else KeyGroups()
         if found != groups:
             raise CheckpointError(
-                f"instance {instance} is to have groups {groups}, and the captures lack "
-                f"{groups - found}"
+                f"instance {instance} needs groups {groups}, but the captures lack {groups - found}"
             )
     return parts
 

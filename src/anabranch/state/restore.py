@@ -35,7 +35,7 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
     """
     chain = check(layout, captures)
     if folder.exists():
-        raise StateError(f"cannot restore into {folder}: there already is something")
+        raise StateError(f"cannot restore into {folder}: it already exists")
     fresh = half_made(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     table = StateTable.create(fresh, layout, version=Version(chain.version - 1))

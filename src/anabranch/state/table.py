@@ -401,7 +401,9 @@ class StateTable:
 
     def _writing(self) -> Changes:
         if self._changes is None:
-            raise StateError(f"the state table in {self.folder} is in no version: begin one first")
+            raise StateError(
+                f"the state table in {self.folder} has no open version; begin one first"
+            )
         if self._changes.broken:
             raise StateError(
                 f"a change to the state table in {self.folder} failed half way: roll it back"

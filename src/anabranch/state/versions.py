@@ -86,7 +86,7 @@ def roll_back(storage: Storage) -> Counters:
     now = header.load()
     if now.previous == NONE and now.unfinished == NONE:
         raise StateMissing(
-            f"the state table in {storage.folder} has {describe(now)}, and no journal to go back"
+            f"the state table in {storage.folder} has {describe(now)}, and no journal to roll back"
         )
     counters = header.begun()
     counters.fence, counters.attempt = now.fence, now.attempt

@@ -139,7 +139,7 @@ class Manifests:
             ) from error
         manifest = Manifest.from_bytes(data.to_pybytes(), name=name)
         if manifest.version != version:
-            raise CheckpointCorrupt(f"{name}: the manifest of version {manifest.version}")
+            raise CheckpointCorrupt(f"{name} has the manifest of version {manifest.version}")
         return manifest
 
     def versions(self) -> list[Version]:

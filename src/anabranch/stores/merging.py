@@ -69,7 +69,7 @@ class Merging:
                 while process.poll() is None:
                     if given_up(_LOOK_EVERY):
                         raise CheckpointError(
-                            f"merging the parts of version {self.version} was given up"
+                            f"merging the parts of version {self.version} was cancelled"
                         )
             except BrokenPipeError:
                 process.wait()
@@ -78,8 +78,8 @@ class Merging:
             answer = process.stdout.read()
         if process.returncode != 0 or not answer:
             raise CheckpointError(
-                f"the process that merged the parts of version {self.version} ended with code "
-                f"{process.returncode}; what it said is in the error output of this one"
+                f"the process that merged the parts of version {self.version} ended with exit code "
+                f"{process.returncode}; its messages are in the error output of the driver"
             )
         found = pickle.loads(answer)
         if isinstance(found, Exception):

@@ -77,7 +77,7 @@ def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None
             if number == 0:
                 raise
             raise MayHaveHappened(
-                f"{copy} was not stored, and {', '.join(copies[:number])} was: {error}"
+                f"{copy} was not stored, but {', '.join(copies[:number])} was: {error}"
             ) from error
 
 
@@ -142,8 +142,8 @@ def _read_copy(
     capture = checkpoint.read(data, name=copy, schema=schema, groups=groups)
     if checkpoint.checksum(data) != part.checksum:
         raise CheckpointCorrupt(
-            f"{copy}: a sound checkpoint, but not the one in the manifest: its checksum is "
-            f"{checkpoint.checksum(data)}, not {part.checksum}"
+            f"{copy}: an undamaged checkpoint file, but not the one in the manifest: its checksum "
+            f"is {checkpoint.checksum(data)}, not {part.checksum}"
         )
     return capture
 

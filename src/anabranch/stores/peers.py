@@ -57,12 +57,12 @@ class PeerStore:
         host, _ = _split(name)
         node = self._nodes().get(host)
         if node is None:
-            raise CheckpointNotFound(f"backup {name} is lost with node {host}")
+            raise CheckpointNotFound(f"backup {name} was lost with node {host}")
         return node
 
 
 def _split(name: str) -> tuple[str, str]:
     host, slash, rest = name.partition("/")
     if not slash:
-        raise ValueError(f"{name!r} does not say which node has it")
+        raise ValueError(f"{name!r} does not name the node that has it")
     return unquote(host), rest

@@ -34,7 +34,7 @@ def unseal(kind: str, data: bytes, *, name: str) -> Any:
         if checksum != _digest(body):
             raise ValueError(f"its checksum is {_digest(body)}, not {checksum}")
         if seal(kind, body) != data:
-            raise ValueError("it has bytes that do not belong to it")
+            raise ValueError("it has extra bytes")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{name}: not a {kind} as written: {error}") from error
     return body

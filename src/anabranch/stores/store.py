@@ -44,7 +44,7 @@ def check_name(name: str) -> str:
     """The name, if a store takes it; otherwise ValueError."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} cannot be the name of a backup: use letters, digits and _%=+~-. in parts "
-            "joined by '/', none of them starting with a dot"
+            f"{name!r} cannot be the name of a backup: use letters, digits and _%=+~-. in segments "
+            "separated by '/'; no segment may start with a dot"
         )
     return name

@@ -59,10 +59,10 @@ def read_to_end(stream: Any, what: str) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(watched)
     except (pa.ArrowException, OSError) as error:
         if watched.stopped:
-            raise CutOff(f"{what} stopped in the middle of a message: {error}") from error
+            raise CutOff(f"{what} ended in the middle of an Arrow message: {error}") from error
         raise
     if watched.last != _MARK:
-        raise CutOff(f"{what} stopped before the mark of their end")
+        raise CutOff(f"{what} ended without Arrow's end-of-stream mark")
 
 
 def watch() -> None:

@@ -142,7 +142,7 @@ def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
                 if not reader.schema.equals(schema, check_metadata=False):
                     raise ValueError(
                         f"a value of column {column!r} has rows of the schema\n{reader.schema}\n"
-                        f"but unpack() was promised\n{schema}"
+                        f"but unpack() was given the schema\n{schema}"
                     )
                 at = source.tell()
                 for rows in reader:
@@ -151,8 +151,8 @@ def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
                         yield rows
                 if source.tell() == at:
                     raise ValueError(
-                        f"a value of column {column!r} is an Arrow stream that stops before the "
-                        "mark of its end: it was cut off, or its writer was not closed"
+                        f"a value of column {column!r} is an Arrow stream without its "
+                        "end-of-stream mark: it was cut off, or its writer was not closed"
                     )
 
 

@@ -150,9 +150,10 @@ class OperatorTask:
         """The instance that a partition is of."""
         if partition >= len(self.instances):
             raise Reshaped(
-                f"{self.name} has {len(self.instances)} partitions, and Spark ran one as number "
-                f"{partition}: they were put together with others before they were computed, as "
-                "by union() or a join. Keep the operator's result with persist() first"
+                f"{self.name} has {len(self.instances)} partitions, but Spark ran partition "
+                f"{partition}: the operator's partitions were combined with others before they "
+                "were computed, as by union() or a join. Call persist() on the operator's result "
+                "first"
             )
         return self.instances[partition]
 
@@ -165,9 +166,9 @@ class OperatorTask:
             other = int(groups[numbers < 0][0])
             raise Reshaped(
                 f"{self.name}, instance {self.instances[partition]}, has the key groups "
-                f"{self.groups[partition]}, and rows of group {other} came to it: the operator's "
+                f"{self.groups[partition]}, but received rows of group {other}: the operator's "
                 "partitions were merged or shifted before they were computed, as by coalesce(), "
-                "union() or a join. Keep the operator's result with persist() first"
+                "union() or a join. Call persist() on the operator's result first"
             )
         return numbers
 
@@ -212,7 +213,7 @@ class OperatorTask:
         if here != wanted:
             raise Misplaced(
                 f"{self.name}, instance {self.instances[partition]}: its state is on {wanted}, "
-                f"and Spark ran its task on {here}; raise spark.locality.wait if this goes on"
+                f"but Spark ran its task on {here}; raise spark.locality.wait if this happens again"
             )
         return self.root.path(here)
 
