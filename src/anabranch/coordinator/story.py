@@ -73,7 +73,7 @@ def _sentence(kind: str, seconds: float, of: Mapping[str, Any]) -> str:
             node = _node(of["host"])
             if "attempts" not in of:
                 return _because(
-                    f"The agent of {node} does not answer", of, "Killing and replacing the agent"
+                    f"The agent of {node} does not answer", of, "Replacing it unless it answers now"
                 )
             tried = _many(of["attempts"], "attempt")
             return _because(
