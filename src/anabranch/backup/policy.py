@@ -1,4 +1,4 @@
-"""What a query asks of its backup policy: where parts are, and which nodes hold each of them."""
+"""The protocol of backup policies: where parts are stored, and which nodes hold each part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabranch.stores.address import StoreAddress
 
 @dataclass(frozen=True)
 class AtNodes:
-    """The nodes of the query keep the parts of each other. Without a cluster there are none."""
+    """The nodes of the query keep the parts of each other. This needs a cluster."""
 
     capacity: int | None = None
     """The most bytes that one node keeps for others. None: what its disk has free, less a reserve
@@ -26,19 +26,19 @@ class Backup(Protocol):
 
     @property
     def where(self) -> StoreAddress | AtNodes:
-        """The store that has the parts, which every process can open, or the nodes themselves."""
+        """The address of the store of the parts, which every process can open, or the nodes."""
         ...
 
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
     ) -> tuple[str, ...]:
-        """The nodes to store a part of a slice at; none: the store outlives all nodes.
+        """The nodes that store a part of a slice. Empty for a store that survives all nodes.
 
-        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
-        ``senders`` those of them that send rows to it.
+        ``key`` identifies the slice, and ``owner`` is its node. ``nodes`` are all nodes, and
+        ``senders`` are those that send rows to the slice.
         """
         ...
 
     def available(self, part: Part, nodes: Collection[str]) -> bool:
-        """Whether a part can be had from these nodes."""
+        """Whether a part can be read while only these nodes are alive."""
         ...

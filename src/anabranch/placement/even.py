@@ -1,4 +1,4 @@
-"""Even placement: as many instances on every node as on every other, and some nodes kept idle."""
+"""Even placement: the same number of instances on every node, and some nodes kept idle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Even:
     """Spread the instances of every operator over the nodes.
 
     ``pool`` nodes are kept idle, so that one is ready when a node fails or an operator grows. If
-    there are fewer, the cluster manager is asked for more, where Spark lets one ask.
+    there are fewer, more are requested from the cluster manager, where Spark supports that.
     """
 
     pool: int = 0
@@ -39,8 +39,8 @@ class Even:
     ) -> dict[str, tuple[str, ...]]:
         """The hosts of all instances, each on a node that is alive.
 
-        Instances stay where they were if they can; those in ``fresh`` may go anywhere. The others
-        go to the node with the fewest instances of the operator, then of all operators. Nodes of
+        An instance stays on its host in ``before`` if it can, unless it is in ``fresh``. Others go
+        to the node with the fewest instances of the operator, then of all operators. Nodes of
         the pool are used only when there are no others.
 
         >>> Even().place({"counter": 3}, ["b", "a"])
@@ -73,7 +73,7 @@ class Even:
         return placed
 
     def missing(self, alive: Collection[str], placement: Placement) -> int:
-        """How many nodes the pool lacks."""
+        """The number of nodes that the pool lacks."""
         return max(0, self.pool - len(self.idle(alive, placement)))
 
     def idle(self, alive: Collection[str], placement: Placement) -> list[str]:
@@ -82,7 +82,7 @@ class Even:
         return sorted(set(alive) - used)
 
     def _usable(self, alive: Collection[str], load: Counter[str]) -> list[str]:
-        """The nodes to place on: those in use already first, then as many as leave the pool."""
+        """The nodes to place on: those in use first, then others, except the pool."""
         count = max(1, len(alive) - self.pool)
         ranked = sorted(alive, key=lambda node: (load[node] == 0, node))
         return ranked[:count]
