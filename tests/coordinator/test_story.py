@@ -95,7 +95,8 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "node does not answer": (
         {"host": "127.0.0.4", "reason": "timed out"},
-        "The agent of node 127.0.0.4 does not answer: timed out. Replacing it unless it answers now.",
+        "The agent of node 127.0.0.4 does not answer: timed out. Replacing it unless it answers "
+        "now.",
     ),
     "recovery": (
         {"lost": {"counter": [2]}, "slices": ["1-9"], "restored": 14, "replayed": 1},

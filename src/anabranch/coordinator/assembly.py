@@ -1,4 +1,4 @@
-"""The parts of a running query, put together: from a checkpoint folder to a loop that runs."""
+"""Assembling a running query: from a checkpoint folder and a plan to a loop that runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LONGEST_CHAIN = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """How a query is to be run; see :meth:`anabranch.Query.start`."""
+    """The settings of a run; see :meth:`anabranch.Query.start`."""
 
     folder: str | Path
     checkpointing: Checkpointing
@@ -97,7 +97,7 @@ class Assembly:
     trusted: bool
 
     def begin(self) -> None:
-        """Let the loop run: it brings the state to where it was."""
+        """Start the loop, which restores the state."""
         routed = {
             name: Routed(of, tuple(self.ledger.known.placement.get(name, ())))
             for name, of in self.ledger.known.routing.items()
@@ -114,7 +114,7 @@ class Assembly:
         self.events.add("checkpoint damaged", version=version, reason=reason[:500])
 
     def forget_tables(self) -> None:
-        """Give the memory of the state back: it is stored."""
+        """Drop all state tables, once their state is stored."""
         for host, tables in self.asking.tables_at(self.loop.query).items():
             self.asking.drop_tables(host, tables)
 
@@ -128,7 +128,7 @@ class Assembly:
         yield "its lock was not released", self.locks.release
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         for _, close in self.closing():
             close()
 
@@ -140,9 +140,9 @@ def assemble(
     settings: Settings,
     stopped: Callable[[AnabranchError], None],
 ) -> Assembly:
-    """Take the query over from whoever ran it last, and put its parts together.
+    """Take the query over from its last driver, and assemble its parts.
 
-    ``stopped`` is called when it cannot go on.
+    ``stopped`` is called when the query cannot continue.
     """
     folder = CheckpointFolder.of(settings.folder)
     instances = settings.instances or spark.sparkContext.defaultParallelism
@@ -284,7 +284,7 @@ def _taken_over(
 def _identify(
     folder: CheckpointFolder, bounds: Mapping[Stateful, Bound], instances: int
 ) -> Identity:
-    """The query of a folder as it was, or a new one; refused if the program is another one."""
+    """The identity in a folder, or a new one. PlanError if it is the folder of another query."""
     operators = {bound.name: identity.describe(bound) for bound in bounds.values()}
     folder.check()
     before = identity.load(folder.store)
@@ -297,7 +297,7 @@ def _identify(
 
 
 def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
-    """How many instances the program asks for."""
+    """The number of instances of each operator that the program asks for."""
     return {node.name: min(node.key_groups, node.instances or instances) for node in bounds}
 
 
@@ -318,7 +318,7 @@ def _nodes(
     root: StateRoot,
     epoch: Epoch,
 ) -> tuple[Nodes, BackupStore]:
-    """Where the tables are, and the store of checkpoint files."""
+    """The nodes of the query, and the store of checkpoint files."""
     where = backup.where
     if isinstance(where, StoreAddress) and is_local(spark):
         opened = where.open()
@@ -339,7 +339,7 @@ def _nodes(
 
 
 def _sent(where: StoreAddress | AtNodes) -> Any:
-    """Where parts are, for another process; None: at the nodes."""
+    """The address of the store of parts, for another process. None: the parts are at the nodes."""
     return None if isinstance(where, AtNodes) else where.to_json()
 
 
@@ -348,13 +348,13 @@ def _before(node: Stateful) -> tuple[str, ...]:
 
 
 def _volatile(folder: CheckpointFolder, plan: Plan) -> bool:
-    """Whether something of the query is on disks of this machine, and not flushed at once."""
+    """Whether the query has files on disks of this machine that are not flushed at once."""
     sinks = [output.sink for output in plan.outputs]
     return folder.is_local or any(isinstance(s, Replaceable) and s.local for s in sinks)
 
 
 def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[Version, str]:
-    """Have results and Spark's logs up to a version on disk; what a manifest notes of them."""
+    """Flush results and Spark's logs up to a version, and return what a manifest notes of them."""
     try:
         for output in plan.outputs:
             if isinstance(output.sink, Replaceable):

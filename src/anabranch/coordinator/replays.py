@@ -1,7 +1,7 @@
-"""Replay: slices are brought to the present by running what was sent to their groups once more.
+"""Replay: slices catch up by running earlier batches again, over the rows sent to their groups.
 
-Only these slices run, over rows that the buffers still have; all batches of an operator in one job.
-Rows from a slice that was lost as well are made again by its own replay, before.
+Only these slices run, over rows that are still in the output buffers. All batches of an operator
+run in one Spark job. If a sender's slice was lost too, its own replay makes its rows again first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Routers = Callable[[str, Routed], Router | PackedRouter]
 
 @dataclass(frozen=True)
 class Replays:
-    """What it takes to run old batches again."""
+    """The environment for running old batches again."""
 
     plan: Plan
     sent: Callable[[str, Version], Step | None]
@@ -49,7 +49,7 @@ class Replays:
     """Compute everything from the sources on, and use no buffers: for comparison."""
 
     def run(self, order: Replay, routed: Mapping[str, Routed]) -> None:
-        """Bring slices to a version, all outputs dropped; ``routed`` is how rows are sent now."""
+        """Bring slices to a version, without outputs. ``routed`` is the present routing."""
         for slices in _alike(order.slices):
             first = min(each.version for each in slices) + 1
             for start in range(first, order.upto + 1, _AT_ONCE):
@@ -60,7 +60,7 @@ class Replays:
 
 @dataclass
 class _Run:
-    """Some batches of some slices, of which all of an operator begin at the same version."""
+    """The replay of some slices. All slices of an operator start at the same version."""
 
     of: Replays
     slices: Sequence[Slice]
@@ -98,7 +98,7 @@ class _Run:
         outputs: Mapping[Stateful, DataFrame],
         sent: list[Buffer],
     ) -> DataFrame:
-        """The rows that an operator makes of these batches, each with its version."""
+        """The results of an operator in these batches, each row with its version."""
         mine, router = self._mine(node), self.of.routers(node.name, self.routed[node.name])
         hosts = tuple(each.node for each in mine)
         targets = np.full(node.key_groups, -1, np.int32)
@@ -132,7 +132,7 @@ class _Run:
         version: Version,
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
-        """What was sent to the slices' groups, from buffers or made again."""
+        """The rows sent to the slices' groups, from buffers or from the senders' replay."""
         assert step.buffer is not None
         wanted = _groups(self._mine(node))
         partitions = [i for i, owned in enumerate(step.task.groups) if owned & wanted]
@@ -152,7 +152,7 @@ class _Run:
     def _gone(
         self, node: Stateful, before: Sequence[Stateful], step: Step, version: Version
     ) -> list[int]:
-        """The senders whose rows were lost with their node."""
+        """The partitions of the sender whose shuffle files were lost with their node."""
         assert step.buffer is not None
         gone = step.buffer.lost()
         sent = sum(len(self._step(up, version).task.hosts) for up in before)
@@ -171,7 +171,7 @@ class _Run:
         version: Version,
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
-        """What lost senders sent, from their own replay: by partition, so in the same order."""
+        """The rows of lost senders, made by their own replay, by partition: in the same order."""
         old = self._step(up, version).task.groups
         again = self._mine(up)
         router = self.of.routers(node.name, self.routed[node.name])
@@ -202,7 +202,7 @@ class _Run:
 
 
 def stateful_before(node: Node) -> list[Stateful]:
-    """The operators whose rows reach a node without passing another one."""
+    """The operators whose rows reach a node without passing through another operator."""
     match node:
         case Stateful():
             return [node]
@@ -215,7 +215,7 @@ def stateful_before(node: Node) -> list[Stateful]:
 
 
 def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
-    """Rows of an operator after the transforms that lead from it to a node."""
+    """Rows of an operator after the transforms between it and a node."""
     match node:
         case Stateful() if node is start:
             return frame
@@ -227,7 +227,7 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
 
 
 def _alike(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Slices in lots that can run together: of an operator, all of a lot begin alike."""
+    """Slices in groups that can run together: slices of an operator start at the same version."""
     operators = {each.operator for each in slices}
     versions = {(each.operator, each.version) for each in slices}
     if len(versions) == len(operators):

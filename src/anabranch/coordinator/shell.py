@@ -1,8 +1,8 @@
-"""The shell around the loop: carries orders out, in threads of their own, and tells of the end.
+"""The shell around the loop: executes orders in threads, and answers them with events.
 
-What nodes are asked goes to a pool of threads. What is written to the checkpoint folder is written
-by one thread, in the order in which it was ordered; events are among it. Jobs of Spark that are no
-batch are run by one thread as well.
+A pool of threads sends requests to nodes. One thread writes to the checkpoint folder, in the order
+of the orders; events for the user are among them. One more thread runs Spark jobs that are not
+batches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SHORT, _LONG = 60.0, 3600.0
 
 @dataclass
 class Asking:
-    """Orders in the words of nodes."""
+    """Translates orders into requests to nodes."""
 
     nodes: Nodes
     epoch: Epoch
@@ -81,7 +81,7 @@ class Asking:
         self._ask(each.node, request, order)
 
     def advance(self, order: orders.Advance) -> None:
-        """Bring the table of a slice on by changes."""
+        """Advance the table of a slice by changes."""
         each = order.slice
         request = requests.Advance(
             epoch=self.epoch,
@@ -123,7 +123,7 @@ class Asking:
         )
 
     def store(self, order: orders.Store) -> Part:
-        """Bring a captured file to its holders."""
+        """Store a captured file at its holders."""
         request = requests.Store(
             epoch=self.epoch,
             peers=self.nodes.peers(),
@@ -149,13 +149,13 @@ class Asking:
         return self._ask(each.node, request, order)
 
     def prepare(self, host: Host) -> Inspected:
-        """Have a node that refuses drivers before this one."""
+        """Prepare a node, which then refuses earlier drivers."""
         self.nodes.prepare(host)
         self.nodes.ask(host, requests.Drop(epoch=self.epoch), Deadline(_SHORT))
         return self.inspect(host)
 
     def inspect(self, host: Host, slices: Sequence[Slice] = ()) -> Inspected:
-        """What a node has, and the versions of some slices."""
+        """The tables and parts on a node, and the versions of some slices."""
         layouts = {table_of(each): self.layouts[each.operator] for each in slices}
         request = requests.Inspect(layouts=layouts)
         tables = self.nodes.ask(host, request, Deadline(_SHORT))
@@ -164,7 +164,7 @@ class Asking:
         return Inspected(found, self.nodes.held(host))
 
     def drop(self, order: orders.Drop) -> None:
-        """Forget tables and captured files of a node."""
+        """Delete tables and captured files on a node."""
         request = requests.Drop(
             epoch=self.epoch,
             tables=tuple(self._tables[i] for i in order.slices if i in self._tables),
@@ -180,12 +180,12 @@ class Asking:
         return found
 
     def drop_tables(self, host: Host, tables: Sequence[TableName]) -> None:
-        """Forget tables of a node."""
+        """Delete tables on a node."""
         request = requests.Drop(epoch=self.epoch, tables=tuple(tables))
         self.nodes.ask(host, request, Deadline(_SHORT))
 
     def fetch(self, captured: Captured) -> pa.Buffer:
-        """The bytes of a captured file, which is removed."""
+        """Read a captured file, then delete it."""
         file = CaptureFile(captured.file)
         data = self.nodes.ask(captured.node, requests.Fetch(file=file), Deadline(_LONG))
         request = requests.Drop(epoch=self.epoch, captures=(file,))
@@ -197,7 +197,7 @@ class Asking:
 
 
 class Replaying(Protocol):
-    """Who runs again what was sent; see :class:`~anabranch.coordinator.replays.Replays`."""
+    """Replays batches; see :class:`~anabranch.coordinator.replays.Replays`."""
 
     def run(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         """Bring slices to a version."""
@@ -205,15 +205,15 @@ class Replaying(Protocol):
 
 
 class Rewinding(Protocol):
-    """Who takes Spark back; see :class:`~anabranch.coordinator.stream.Stream`."""
+    """Rewinds Spark; see :class:`~anabranch.coordinator.stream.Stream`."""
 
     def rewind(self, order: orders.Rewind) -> None:
-        """Take Spark back to a version."""
+        """Rewind Spark to a version."""
         ...
 
 
 class Shell:
-    """Carries orders out; see :class:`~anabranch.coordinator.loop.Hands`."""
+    """Executes orders; see :class:`~anabranch.coordinator.loop.Hands`."""
 
     def __init__(
         self,
@@ -298,17 +298,17 @@ class Shell:
         self._stopped(failure)
 
     def depose(self, error: Deposed) -> None:
-        """Another driver has taken the query over, and nothing that this one does counts."""
+        """End the query, because another driver has taken it over."""
         self._deposed = error
         self._loop.tell(Failed(OrderId(0), str(error), fenced=True))
 
     def close(self) -> None:
-        """Wait for what is under way, and take no more orders."""
+        """Wait for orders in progress, and accept no more."""
         for pool in (self._spark, self._probing, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
 
     def _noted(self, kind: str, details: Mapping[str, Any]) -> Event:
-        """Whoever waits for a command finds the event that tells of it when it has ended."""
+        """Record an event before its command ends, so that the caller finds it in the events."""
         seconds = float(details.get("seconds", 0.0))
         rest = {name: value for name, value in details.items() if name != "seconds"}
         return self._events.note(kind, seconds, **rest)
@@ -340,7 +340,7 @@ class Shell:
         pool.submit(run)
 
     def _done(self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]) -> None:
-        """Carry out an order that nobody waits for."""
+        """Execute an order that has no answer."""
 
         def run() -> None:
             try:
@@ -354,7 +354,7 @@ class Shell:
 
 
 def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed:
-    """What the protocols must know of an error."""
+    """The answer of a failed order: what the protocols must know of the error."""
     host = node_of(order)
     told = translated(error)
     return Failed(
@@ -369,12 +369,12 @@ def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed
 
 
 def _is_silent(error: AnabranchError) -> bool:
-    """Whether a node did not answer, as far as the error says."""
+    """Whether the error says that a node did not answer."""
     return isinstance(error, StoreError) and not isinstance(error, Refused)
 
 
 def _part_in(order: orders.Answered, error: CheckpointError) -> str | None:
-    """The part that an error names, among those of the order."""
+    """The part of the order that the error names."""
     parts: tuple[Part, ...] = getattr(order, "parts", ())
     return next((part.name for part in parts if part.name in str(error)), None)
 

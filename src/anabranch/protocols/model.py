@@ -22,7 +22,7 @@ NO_GROUPS = KeyGroups()
 
 
 class Role(Enum):
-    """What a slice is for. Exactly one serving slice has each key group."""
+    """The use of a slice. Each key group has exactly one serving slice."""
 
     SERVING = "serving"
     ARRIVING = "arriving"
@@ -72,7 +72,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlan:
-    """What the protocols must know of a stateful operator."""
+    """The properties of a stateful operator that the protocols need."""
 
     name: str
     key_groups: int
@@ -94,7 +94,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that is under way in a query: what is done now, why, and since when."""
+    """An operation in progress: its present step, its reason, and its start."""
 
     kind: str
     """``move``, ``merge``, ``checkpoint``, ``recovery`` or ``restart``."""
@@ -108,7 +108,7 @@ class Change:
 
 
 class _Reached(NamedTuple):
-    """What can be made of some parts."""
+    """The versions and groups that can be made of some parts."""
 
     versions: dict[Version, KeyGroups]
     ends: dict[str, KeyGroups]
@@ -137,7 +137,7 @@ class Inventory:
         return Inventory(part for part in self.parts if part.name not in names)
 
     def usable(self, backup: Backup, hosts: frozenset[Host]) -> frozenset[str]:
-        """The names of the parts that can be had from these nodes; a query has one backup only."""
+        """The names of the parts that can be read while only these nodes are alive."""
         found = self._usable.get(hosts)
         if found is None:
             found = frozenset(p.name for p in self.parts if backup.available(p, hosts))
@@ -145,7 +145,7 @@ class Inventory:
         return found
 
     def reach(self, usable: frozenset[str]) -> Mapping[Version, KeyGroups]:
-        """For each version the groups whose state at it can be made of parts with these names.
+        """For each version the groups that can be made at it of the parts with these names.
 
         >>> full = Part("f", "op", Version(3), None, KeyGroups.parse("0-7"))
         >>> more = Part("m", "op", Version(5), Version(2), KeyGroups.parse("0-3"))
@@ -179,7 +179,7 @@ class Inventory:
     def newest(
         self, groups: KeyGroups, usable: frozenset[str], upto: Version | None = None
     ) -> Version | None:
-        """The newest version at which all of these groups can be made, if there is one."""
+        """The newest version at which all of these groups can be made, if any."""
         for version, reached in sorted(self.reach(usable).items(), reverse=True):
             if (upto is None or version <= upto) and groups <= reached:
                 return version
@@ -188,7 +188,7 @@ class Inventory:
     def recipe(
         self, groups: KeyGroups, version: Version, usable: frozenset[str]
     ) -> tuple[Part, ...]:
-        """The parts to make these groups of at a version, oldest first; as few as possible."""
+        """The parts that make these groups at a version, oldest first, as few as possible."""
         ends = self._reached(usable).ends
         wanted: dict[tuple[Version, Version], KeyGroups] = {(version, version): groups}
         chosen: list[Part] = []
@@ -213,7 +213,7 @@ class Inventory:
         return tuple(reversed(chosen))
 
     def after(self, groups: KeyGroups, version: Version) -> tuple[Part, ...]:
-        """The parts that bring these groups on from a version, oldest first; as far as they go."""
+        """The parts that advance these groups from a version as far as possible, oldest first."""
         found, at = [], version
         for part in self.parts:
             if part.base is not None and part.base <= at < part.version and groups <= part.groups:
@@ -235,20 +235,20 @@ def _leave(
 
 
 class Backup(Protocol):
-    """Which nodes hold the parts of which slice, and what is left of them when nodes are gone."""
+    """Which nodes hold the parts of a slice, and whether a part can still be read."""
 
     def holders(
         self, owner: Host, key: str, nodes: Collection[Host], senders: Collection[Host]
     ) -> tuple[Host, ...]:
-        """The nodes to store a part of a slice at; none: a store that outlives all nodes.
+        """The nodes that store a part of a slice. Empty for a store that survives all nodes.
 
-        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
-        ``senders`` those of them that send rows to it.
+        ``key`` identifies the slice, and ``owner`` is its node. ``nodes`` are all nodes, and
+        ``senders`` are those that send rows to the slice.
         """
         ...
 
     def available(self, part: Part, nodes: Collection[Host]) -> bool:
-        """Whether a part can be had from these nodes."""
+        """Whether a part can be read while only these nodes are alive."""
         ...
 
 
@@ -261,11 +261,11 @@ class Placement(Protocol):
         alive: Collection[Host],
         before: Mapping[str, tuple[Host, ...]],
     ) -> Mapping[str, tuple[Host, ...]]:
-        """The hosts of all instances; those of ``before`` stay if their node is alive."""
+        """The hosts of all instances. An instance stays on its host in ``before`` if alive."""
         ...
 
     def missing(self, alive: Collection[Host], placed: Mapping[str, tuple[Host, ...]]) -> int:
-        """How many nodes are lacking."""
+        """How many more nodes the placement wants."""
         ...
 
 
@@ -279,7 +279,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What lasts of a query: all that a driver needs to carry on where another one ended."""
+    """The durable state of a query: all that a driver needs to continue it."""
 
     routed: Mapping[str, Routed]
     slices: Mapping[SliceId, Slice] = field(default_factory=dict)
@@ -301,7 +301,7 @@ class Facts:
 
 
 def instances_of(slices: Iterable[Slice]) -> dict[str, list[int]]:
-    """The instances of each operator that slices belong to."""
+    """The instances that slices belong to, by operator."""
     found: dict[str, set[int]] = {}
     for each in slices:
         found.setdefault(each.operator, set()).add(each.instance)
@@ -309,7 +309,7 @@ def instances_of(slices: Iterable[Slice]) -> dict[str, list[int]]:
 
 
 def serving(slices: Iterable[Slice], operator: str | None = None) -> Iterator[Slice]:
-    """The slices that serve, of all operators or of one."""
+    """The serving slices of all operators or of one."""
     for each in slices:
         if each.role is Role.SERVING and operator in (None, each.operator):
             yield each
