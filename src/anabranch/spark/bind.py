@@ -1,7 +1,7 @@
 """Checking a plan against real schemas before anything starts.
 
-Binding runs every transform on an empty DataFrame and every operator on no rows, so that a mistake
-is found now and named, not in the first batch.
+Binding runs every transform on an empty DataFrame and every operator on no rows, so that mistakes
+are found and named before the first batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A stateful operator of a plan, with the schemas it will see and make."""
+    """A stateful operator of a plan, with its input and output schemas."""
 
     node: Stateful
     operator: Operator
@@ -61,7 +61,7 @@ class Bound:
 
 
 def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
-    """Check all of a plan; raise :class:`PlanError` with the first thing that is wrong."""
+    """Check a whole plan. Raises :class:`PlanError` for the first mistake."""
     _check_shape(plan)
     empties: dict[Node, DataFrame] = {}
     bounds: dict[Stateful, Bound] = {}
@@ -87,7 +87,7 @@ def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
 
 
 def _with_order(plan: Plan, bounds: dict[Stateful, Bound]) -> dict[Stateful, Bound]:
-    """Operators before one that depends on order must themselves send rows in a fixed order."""
+    """Require a fixed order of rows from operators before one that depends on order."""
     ordered = {
         node
         for node, bound in bounds.items()
@@ -176,7 +176,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
 
 
 def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
-    """An operator of two inputs, told which columns are whose."""
+    """An operator of two inputs, bound to the columns of each side."""
     if len(node.inputs) == 1:
         return node.operator
     for side, keys, time in zip(
@@ -230,7 +230,7 @@ def _check_time(schema: pa.Schema, column: str, where: str) -> None:
 
 
 def _checked(output: pa.Schema, frame: DataFrame) -> pa.Schema:
-    """The columns that an operator makes, with types that Spark has."""
+    """The output columns of an operator, with types that Spark has."""
     alike = [_folded(name, frame) for name in output.names]
     for name, as_ in zip(output.names, alike, strict=True):
         if alike.count(as_) > 1:
@@ -266,7 +266,7 @@ def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
 def _tried(
     operator: Operator, schema: pa.Schema, keys: tuple[str, ...], layout: TableLayout, where: str
 ) -> pa.Schema:
-    """The schema of what an operator returns for no rows, run on a table of its own."""
+    """The output schema of an operator, from a run on no rows with a temporary table."""
     nothing = Rows(
         pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema),
         np.empty(0, np.uint64),

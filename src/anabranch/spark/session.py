@@ -1,4 +1,4 @@
-"""A Spark session set up the way Anabranch runs best, and the checks of one that is not ours."""
+"""A Spark session with the best settings for Anabranch, and the checks of any other session."""
 
 import os
 import sys
@@ -61,10 +61,10 @@ _DIRECT_FILES = (
 def session(
     master: str = "local[2]", *, app_name: str = "anabranch", **conf: str | int | bool
 ) -> SparkSession:
-    """Start, or get, a Spark session with everything set that Anabranch likes.
+    """Start, or get, a Spark session with the best settings for Anabranch.
 
-    Any other classic session works too; this one loads the compiled kernels before Python workers
-    are forked, and runs them with the interpreter of this program. Other settings are given by
+    Any other classic session works too. This one loads the compiled kernels before Python workers
+    are forked, and runs the workers with the interpreter of this program. Give other settings by
     their names: ``session(**{"spark.ui.enabled": False})``.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -76,7 +76,7 @@ def session(
 
 
 def check(spark: SparkSession) -> None:
-    """Refuse a session in which Anabranch cannot keep its promises."""
+    """Refuse a session whose settings break the guarantees of Anabranch."""
     if not hasattr(spark, "_jsparkSession"):
         raise PlanError(
             "Spark Connect sessions are not supported: the coordinator runs in the driver. "
@@ -118,16 +118,16 @@ def _check_cluster(spark: SparkSession) -> None:
 
 
 def chose_partitions(spark: SparkSession) -> bool:
-    """Whether the user has said how many partitions a shuffle has."""
+    """Whether the user has set the number of shuffle partitions."""
     return bool(spark._jsparkSession.sessionState().conf().contains(_PARTITIONS))
 
 
 def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | None = None) -> None:
-    """Set what every batch of a query needs, on the session that belongs to the query alone.
+    """Change the settings of the session that belongs to the query alone, for its batches.
 
     ``narrow`` says that no column has values of variable size, ``local`` that the driver runs all
-    tasks itself. ``partitions`` is how many a shuffle has where a transform needs one; without it
-    they stay as they are.
+    tasks itself. ``partitions`` is the number of shuffle partitions in transforms; without it the
+    setting stays.
     """
     if partitions is not None:
         # Without an adaptive plan the default of 200 would stay, most of them without a row.
@@ -152,17 +152,17 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
 
 
 def batches_in_log(spark: SparkSession) -> int:
-    """How many batches Spark keeps in its logs for a query started inside :func:`log_settings`."""
+    """The number of batches that Spark's logs keep for a query started in :func:`log_settings`."""
     return int(spark.conf.get(_RETAINED, None) or BATCHES_IN_LOG)
 
 
 @contextmanager
 def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
-    """Start a streaming query inside this, and Spark writes its logs faster and keeps them longer.
+    """Let a streaming query that starts in the block write its logs faster and keep them longer.
 
-    The default manager starts a shell for every file it makes on a local disk, about 40 ms each.
-    Should checkpoints be damaged, an older one needs more batches than Spark keeps by default. A
-    query takes a copy of the settings when it starts: the user's session is left as it was.
+    Spark's default manager starts a shell for every file on a local disk, which takes about 40 ms.
+    If checkpoints are damaged, an older one needs more batches than Spark keeps by default. A query
+    copies the settings when it starts, so the user's session does not change.
     """
     wanted = {_RETAINED: str(BATCHES_IN_LOG)}
     if local:
@@ -180,7 +180,7 @@ def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
 
 @contextmanager
 def stopping(spark: SparkSession) -> Iterator[None]:
-    """While a stream is stopped, Spark logs the batch that it gives up as an error: not so here."""
+    """Keep Spark from logging an error for the batch that a stopped stream cancels."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     logging = jvm.org.apache.logging.log4j

@@ -1,4 +1,4 @@
-"""Spark schemas as Arrow schemas and back, in the one form that state uses."""
+"""Converting Spark schemas to Arrow schemas and back, in the form that state uses."""
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +58,10 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def spark_rows(rows: pa.Table) -> pa.Table:
-    """Rows of state as Spark can take them, see :func:`spark_form`, every column nullable.
+    """Rows of state in Spark's types, see :func:`spark_form`, with every column nullable.
 
-    A time that stands for never, the least or greatest there is, becomes null: neither Python nor
-    SQL could show it.
+    A time that means never, the least or greatest one, becomes null: neither Python nor SQL can
+    show it.
     """
     form = _nullable(spark_form(rows.schema))
     columns = [

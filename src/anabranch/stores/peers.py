@@ -1,4 +1,4 @@
-"""Backups held by the nodes of a cluster for each other."""
+"""Backups that the nodes of a cluster keep for each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.stores.store import BackupStore
 
 
 class PeerStore:
-    """A store whose names say which node has the bytes: ``host/the name there``.
+    """A store whose names start with the node that has the bytes: ``host/name``.
 
     ``nodes`` gives the stores of the nodes that are alive, by host.
     """
@@ -43,7 +43,7 @@ class PeerStore:
         )
 
     def delete(self, name: str) -> None:
-        """Forget a name. A node that is gone has forgotten it."""
+        """Delete a name. Nothing happens if its node was lost."""
         host, rest = _split(name)
         node = self._nodes().get(host)
         if node is not None:
