@@ -1,4 +1,4 @@
-"""The log of an agent, which stays small however long the agent lives and whoever talks to it."""
+"""The log of an agent, whose size is bounded whatever requests it gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def trim(path: Path, largest: int = LARGEST) -> None:
     """Move what is in a log to ``<name>.1`` if it is too large.
 
-    The file stays the same one: whoever has it open, and appends to it, writes on at its start.
+    The file is truncated in place: a process that has it open to append continues at its start.
     """
     if path.stat().st_size <= largest:
         return

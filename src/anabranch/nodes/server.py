@@ -1,9 +1,9 @@
-"""The server of a node: keeps backups, hands them out, and does work, for those with the secret.
+"""The server of an agent: keeps backups and executes requests, for clients with the secret.
 
-One loop accepts connections and reads requests. Nobody gets more than a few bytes of memory, and
-nobody a thread, before the head of a request was verified; see :mod:`anabranch.nodes.wire`. What a
-request asks for is then done in a thread. Those that move bytes of backups have threads of their
-own: what other nodes carry out waits for them, while nodes wait for that.
+One loop accepts connections and reads requests. A connection gets no thread and only a few bytes of
+memory before the head of its request was verified; see :mod:`anabranch.nodes.wire`. A thread then
+executes the request. Requests that transfer backups have threads of their own, because requests on
+other nodes wait for them, and could otherwise block each other.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _OWN = frozenset({Put, Get, List, Size, Delete, Ping, Stop})
 
 
 class Agent:
-    """Serves a vault, and the node that it is on; it listens as soon as it is made.
+    """Serves a vault and the node that it is on. It listens as soon as it is made.
 
-    The node is asked for several things at once, from threads; without one there are only the
-    backups. Changes of either are behind ``fence``. ``tls`` has the node's certificate. Bytes must
-    go on within ``timeout`` seconds each time. ``failures`` counts the requests that failed.
-    ``stopping`` is set when a client says stop; whoever made the agent then shuts it down.
+    The node executes several requests at once, in threads. Without a node there are only backups.
+    ``fence`` guards all changes. ``tls`` has the node's certificate. A transfer must not stall for
+    ``timeout`` seconds. ``failures`` counts the requests that failed. ``stopping`` is set by the
+    request Stop; the owner of the agent then shuts it down.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Agent:
         self._thread.start()
 
     def shutdown(self) -> None:
-        """Serve nobody any more. What is under way goes on."""
+        """Stop to serve. Requests in progress continue."""
         with suppress(RuntimeError):  # it was shut down before
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
@@ -281,7 +281,7 @@ class Agent:
                 raise
 
     def _ended_alone(self, connection: Connection, future: asyncio.Future[Any]) -> None:
-        """Nobody waits any more for what a thread did."""
+        """Log the failure of a request whose client has left."""
         if not future.cancelled() and isinstance(error := future.exception(), Exception):
             self.failures.note("An abandoned request", connection.peer, error)
 
@@ -296,7 +296,7 @@ class Agent:
             raise
 
     def _ask(self, verb: str, value: dict[str, Any]) -> tuple[Request[Any], bytes | pa.Buffer]:
-        """Have the node carry a request out; the frame to answer with, or a block of bytes."""
+        """Execute a request on the node. The frame to answer with, or a block of bytes."""
         if self._node is None:
             raise Refused(f"this node only keeps backups; it cannot {verb}")
         request, seconds = codec.decode(value)
@@ -378,9 +378,9 @@ def _done(request: Request[Any], answer: object) -> bytes:
 
 
 class _Crowd:
-    """Connections that nothing is being done for. The one that came first goes if there are more.
+    """A bounded set of idle connections. The oldest one is closed if there are more.
 
-    Like everything about connections it is of the loop's thread alone.
+    Only the thread of the loop uses it, as everything about connections.
     """
 
     def __init__(self, most: int) -> None:
@@ -391,18 +391,18 @@ class _Crowd:
         return len(self._members)
 
     def add(self, connection: Connection) -> Connection | None:
-        """Take one in, as the newest; the one that was closed for it, if any."""
+        """Add a connection as the newest. Returns the one that was closed for it, if any."""
         self._members.pop(connection, None)
         dropped = self.drop_oldest() if len(self._members) >= self.most else None
         self._members[connection] = None
         return dropped
 
     def discard(self, connection: Connection) -> None:
-        """It is of use now, or gone."""
+        """Remove a connection, which is in use now or closed."""
         self._members.pop(connection, None)
 
     def drop_oldest(self) -> Connection | None:
-        """Close the connection that came first, if there is any."""
+        """Close the oldest connection, if there is any."""
         oldest = next(iter(self._members), None)
         if oldest is not None:
             del self._members[oldest]

@@ -1,8 +1,8 @@
-"""Captures that build on one another, judged without their rows.
+"""Chains of captures, checked without reading their rows.
 
-A *chain* is any number of captures of one operator, by whichever instances: for every key group it
-has a full capture and captures after it. A capture of what changed since a base brings state of any
-version from the base on to its own version, so it follows on every capture between the two.
+A *chain* is any number of captures of one operator, by any instances. For every key group it has a
+full capture and incremental captures after it. An incremental capture advances state of any version
+from its base on to its own version, so it can follow every capture between the two.
 """
 
 from __future__ import annotations

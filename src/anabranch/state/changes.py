@@ -1,4 +1,4 @@
-"""What one version does to a table."""
+"""The changes of one version to a table."""
 
 from __future__ import annotations
 

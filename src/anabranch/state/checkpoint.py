@@ -1,13 +1,13 @@
-"""The file of a checkpoint: an Arrow IPC stream, closed by a checksum.
+"""The checkpoint file: an Arrow IPC stream, followed by a checksum.
 
-Any Arrow reader can open the file as a stream; what is behind the end of the stream is ours::
+Any Arrow reader can open the file as a stream. The library adds a trailer after the stream::
 
     Arrow stream   the rows; a JSON header in the metadata of the schema
     8 bytes        length of the stream, little endian
     16 bytes       mark and format number
     8 bytes        xxh3_64 of everything before, little endian
 
-A file is used only after its length and checksum were found right.
+A file is used only after its length and checksum were verified.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The counters of a table, changed all at once.
+"""The counters of a table, changed atomically.
 
-They are written as a whole into the slot that is not in use, and one store of eight bytes makes
-that slot the one in use. A process that is killed leaves either the old counters or the new ones.
+They are written to the slot that is not in use. One store of eight bytes then switches the slots. A
+process that is killed leaves either the old counters or the new ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Strings and bytes of a table, in a ring that is cleaned from behind."""
+"""Strings and bytes of a table, in a ring buffer that is cleaned from its oldest end."""
 
 from __future__ import annotations
 

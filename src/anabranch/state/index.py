@@ -1,4 +1,4 @@
-"""The hash index of a table: which row has a key."""
+"""The hash index of a table: from keys to rows."""
 
 from __future__ import annotations
 

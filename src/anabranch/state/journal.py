@@ -1,4 +1,4 @@
-"""The ways back: before-images of rows for a version, before-images of words for maintenance."""
+"""Undo logs: before-images of rows for a version, before-images of words for maintenance."""
 
 from __future__ import annotations
 

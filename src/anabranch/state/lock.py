@@ -1,4 +1,4 @@
-"""The lock that keeps two tasks from one table."""
+"""The lock of a table, which one task holds at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The housekeeping of a table, a bounded amount at the beginning of every version.
+"""Maintenance of a table: a bounded amount of work at the beginning of every version.
 
-It changes a state that is committed and has no journal any more, so every word it changes is kept
-in the undo log first. Index, timer lists and the free stack are derived and need no log.
+It changes committed state, which has no journal any more, so every changed word is written to an
+undo log first. Index, timer lists and the free stack are derived and need no log.
 """
 
 from __future__ import annotations

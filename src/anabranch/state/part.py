@@ -1,4 +1,4 @@
-"""A part: captured rows in a file at its holders, as a pointer to decide by before bytes move."""
+"""A part: the description of a stored capture, enough to decide what to read."""
 
 from __future__ import annotations
 

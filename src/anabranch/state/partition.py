@@ -1,4 +1,4 @@
-"""Partition captured state over instances, and merge it again."""
+"""Partitioning captured state over instances, and merging it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restore: a table made from captures, whole or not at all; and brought further by later ones."""
+"""Restore: making a table from captures, atomically, and advancing it by later captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All the arrays of one table, and what holds between them."""
+"""All arrays of one table, and their invariants."""
 
 from __future__ import annotations
 

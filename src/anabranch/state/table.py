@@ -1,4 +1,4 @@
-"""The state table: rows found by key, columns of values, and a way back for every version."""
+"""The state table: rows by key, columns of values, and roll-back of every version."""
 
 from __future__ import annotations
 

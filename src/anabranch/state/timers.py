@@ -1,4 +1,4 @@
-"""Timers of rows: which are due, without looking at the others."""
+"""Timers of rows, with access to the due ones without reading the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What always holds in a table, for tests and for doubts."""
+"""The invariants of a table, for tests and diagnosis."""
 
 from __future__ import annotations
 

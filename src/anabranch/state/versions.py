@@ -1,4 +1,4 @@
-"""How a table goes from one version to the next, and back."""
+"""Beginning, finishing and rolling back a version of a table."""
 
 from __future__ import annotations
 
