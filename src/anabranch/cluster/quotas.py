@@ -129,11 +129,11 @@ def remove(folder: Path) -> None:
 
 def _remove_one(folder: Path) -> None:
     # A group is busy until the kernel has buried the last process of it.
-    if not until(lambda: _removed(folder), _REMOVAL):
+    if not until(lambda: _remove_folder(folder), _REMOVAL):
         _log.warning("Control group %s was not removed: processes still run in it.", folder)
 
 
-def _removed(folder: Path) -> bool:
+def _remove_folder(folder: Path) -> bool:
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -147,7 +147,7 @@ def assemble(
     folder = CheckpointFolder.of(settings.folder)
     instances = settings.instances or spark.sparkContext.defaultParallelism
     known = _identify(folder, bounds, instances)
-    asked = _asked(bounds, instances)
+    asked = _asked_instances(bounds, instances)
     backup = folder.files if settings.backup is None else settings.backup
     local = is_local(spark)
     if local:
@@ -194,7 +194,7 @@ def _taken_over(
     where = backup.where
     elsewhere = isinstance(where, StoreAddress) and where != folder.files.where
     known = replace(
-        before, run=reign.epoch, backup=_sent(where) if elsewhere else None, asked=asked
+        before, run=reign.epoch, backup=_portable_address(where) if elsewhere else None, asked=asked
     )
     identity.save(folder.store, known)
     events = Events(folder.log, reign.epoch)
@@ -289,14 +289,14 @@ def _identify(
     folder.check()
     before = identity.load(folder.store)
     if before is None:
-        asked = _asked(bounds, instances)
+        asked = _asked_instances(bounds, instances)
         routing = {n.name: Routing.even(n.key_groups, asked[n.name]) for n in bounds}
         return Identity(identity.new_query(), 0, operators, routing, asked=asked, boot=boot_id())
     identity.compare(before, operators)
     return before
 
 
-def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
+def _asked_instances(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
     """The number of instances of each operator that the program asks for."""
     return {node.name: min(node.key_groups, node.instances or instances) for node in bounds}
 
@@ -328,7 +328,7 @@ def _nodes(
     secret, tls = Secret.new(), settings.tls
     context = {
         "secret": secret.to_hex(),
-        "store": _sent(where),
+        "store": _portable_address(where),
         "timeout": limits.silence,
         "keep": not settings.checkpointing.backs_up,
     }
@@ -338,7 +338,7 @@ def _nodes(
     return agents, PeerStore(agents.stores) if isinstance(where, AtNodes) else where.open()
 
 
-def _sent(where: StoreAddress | AtNodes) -> Any:
+def _portable_address(where: StoreAddress | AtNodes) -> Any:
     """The address of the store of parts, for another process. None: the parts are at the nodes."""
     return None if isinstance(where, AtNodes) else where.to_json()
 

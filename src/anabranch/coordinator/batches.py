@@ -141,9 +141,9 @@ class Batches(HandOver):
         try:
             while True:
                 try:
-                    return self._committed(frame, order, steps, began, attempts)
+                    return self._run_and_commit(frame, order, steps, began, attempts)
                 except Exception as error:
-                    _let_go(steps)
+                    _drop_buffers(steps)
                     if not (reshaped(error) and self._compute_first(self._reshapable)):
                         raise
         except Exception as error:
@@ -155,7 +155,7 @@ class Batches(HandOver):
             reason = _LOST if self._cancelled and cause is Cause.PROCESS_LOST else str(self.failure)
             return BatchFailed(order.version, order.fence, cause, reason, missing)
 
-    def _committed(
+    def _run_and_commit(
         self,
         frame: DataFrame,
         order: RunBatch,
@@ -382,7 +382,7 @@ def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[Slic
     return told
 
 
-def _let_go(steps: dict[Stateful, Step]) -> None:
+def _drop_buffers(steps: dict[Stateful, Step]) -> None:
     """Drop the output buffers of a failed attempt: the next attempt sends its rows again."""
     for step in steps.values():
         step.trim()

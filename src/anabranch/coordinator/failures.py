@@ -59,7 +59,7 @@ def lost_worker(error: BaseException) -> bool:
 
 def reshaped(error: BaseException) -> bool:
     """Whether the batch failed because the partitions of an operator were changed."""
-    return any(isinstance(_ours(each), Reshaped) for each in _with_causes(error))
+    return any(isinstance(_library_error(each), Reshaped) for each in _with_causes(error))
 
 
 def another_planned(error: BaseException) -> bool:
@@ -77,12 +77,12 @@ def session_gone(error: BaseException) -> bool:
 
 def translated(error: BaseException) -> AnabranchError:
     """The error of a Spark job as users see it: an error of ours as the task raised it."""
-    ours = _ours(error)
+    ours = _library_error(error)
     if ours is not None:
         return ours
     for cause in _with_causes(error):
         # A user's function may have raised an error of its own for it; state is lost all the same.
-        if isinstance(lost := _ours(cause), StateMissing):
+        if isinstance(lost := _library_error(cause), StateMissing):
             return lost
     if session_gone(error):
         return QueryFailed(
@@ -96,7 +96,7 @@ def translated(error: BaseException) -> AnabranchError:
 
 
 def _worth_another_try(error: BaseException) -> bool:
-    ours = _ours(error)
+    ours = _library_error(error)
     if ours is not None:
         return type(ours) in _TRY_AGAIN
     text = str(error)
@@ -113,7 +113,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
-def _ours(error: BaseException) -> AnabranchError | None:
+def _library_error(error: BaseException) -> AnabranchError | None:
     """An error of the library, or the one that a task ended with. Its causes do not count."""
     if isinstance(error, AnabranchError):
         return error

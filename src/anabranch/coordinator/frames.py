@@ -110,7 +110,7 @@ class Frames:
     @property
     def reshapable(self) -> set[Stateful]:
         """The operators whose rows a function of the user reads, which may change partitions."""
-        return {node for node in self._whole_frames if _given_away(self._plan, node)}
+        return {node for node in self._whole_frames if _read_by_user(self._plan, node)}
 
     def finish(self, nodes: Collection[Stateful]) -> None:
         """Run operators on all of their input, where only a part of their rows was read."""
@@ -261,7 +261,7 @@ def without_late(step: Step, whole: DataFrame) -> DataFrame:
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.late else whole
 
 
-def _given_away(plan: Plan, node: Stateful | Late) -> bool:
+def _read_by_user(plan: Plan, node: Stateful | Late) -> bool:
     """Whether a function of the user reads the rows of an operator."""
     for after in plan.consumers(node):
         match after:
@@ -271,7 +271,7 @@ def _given_away(plan: Plan, node: Stateful | Late) -> bool:
                 if not isinstance(sink, PartSink | MemorySink):
                     return True
             case Late():
-                if _given_away(plan, after):
+                if _read_by_user(plan, after):
                     return True
     return False
 

@@ -50,7 +50,7 @@ class Replays:
 
     def run(self, order: Replay, routed: Mapping[str, Routed]) -> None:
         """Bring slices to a version, without outputs. ``routed`` is the present routing."""
-        for slices in _alike(order.slices):
+        for slices in _runs_together(order.slices):
             first = min(each.version for each in slices) + 1
             for start in range(first, order.upto + 1, _AT_ONCE):
                 stop = min(start + _AT_ONCE, order.upto + 1)
@@ -141,15 +141,15 @@ class _Run:
             return step.buffer.computed_again()
         if not before:
             return step.buffer.part(partitions)
-        gone = self._gone(node, before, step, version)
+        gone = self._lost_senders(node, before, step, version)
         if not gone:
             return step.buffer.part(partitions)
-        fresh = self._made_again(node, before[0], gone, version, outputs)
+        fresh = self._replayed_rows(node, before[0], gone, version, outputs)
         if len(gone) == step.buffer.senders:
             return fresh
         return step.buffer.part(partitions, without=gone).unionByName(fresh)
 
-    def _gone(
+    def _lost_senders(
         self, node: Stateful, before: Sequence[Stateful], step: Step, version: Version
     ) -> list[int]:
         """The partitions of the sender whose shuffle files were lost with their node."""
@@ -163,7 +163,7 @@ class _Run:
             )
         return gone
 
-    def _made_again(
+    def _replayed_rows(
         self,
         node: Stateful,
         up: Stateful,
@@ -226,7 +226,7 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
             raise StateMissing(f"the rows that {start.name!r} sent to the next operator were lost")
 
 
-def _alike(slices: Sequence[Slice]) -> list[list[Slice]]:
+def _runs_together(slices: Sequence[Slice]) -> list[list[Slice]]:
     """Slices in groups that can run together: slices of an operator start at the same version."""
     operators = {each.operator for each in slices}
     versions = {(each.operator, each.version) for each in slices}

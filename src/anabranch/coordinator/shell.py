@@ -63,7 +63,7 @@ class Asking:
 
     def __post_init__(self) -> None:
         self._tables: dict[SliceId, TableName] = {}
-        """The tables that there are, or were, by slice."""
+        """The known tables by slice, present or lost."""
 
     def make(self, order: orders.Make) -> None:
         """Make the table of a slice."""
@@ -251,41 +251,49 @@ class Shell:
             case orders.CancelBatch():
                 self._batches.cancel(order)
             case orders.Make():
-                self._answered(self._at_nodes, number, order, lambda: ask.make(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.make(order))
             case orders.Advance():
-                self._answered(self._at_nodes, number, order, lambda: ask.advance(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.advance(order))
             case orders.Capture():
-                self._answered(self._at_nodes, number, order, lambda: ask.capture(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.capture(order))
             case orders.Store():
-                self._answered(self._at_nodes, number, order, lambda: ask.store(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.store(order))
             case orders.Merge():
-                self._answered(self._at_nodes, number, order, lambda: ask.merge(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.merge(order))
             case orders.Prepare(host):
-                self._answered(self._probing, number, order, lambda: ask.prepare(host))
+                self._execute_answered(self._probing, number, order, lambda: ask.prepare(host))
             case orders.Inspect(host, slices):
-                self._answered(self._probing, number, order, lambda: ask.inspect(host, slices))
+                self._execute_answered(
+                    self._probing, number, order, lambda: ask.inspect(host, slices)
+                )
             case orders.Replay():
                 routed = self._loop.query.routed
-                self._answered(self._spark, number, order, lambda: self._replay(order, routed))
+                self._execute_answered(
+                    self._spark, number, order, lambda: self._replay(order, routed)
+                )
             case orders.Rewind():
                 self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
-                self._answered(self._spark, number, order, lambda: self._stream.rewind(order))
+                self._execute_answered(
+                    self._spark, number, order, lambda: self._stream.rewind(order)
+                )
             case orders.Publish(published):
                 publish = partial(self._ledger.publish, published)
-                self._answered(self._writing, number, order, publish)
+                self._execute_answered(self._writing, number, order, publish)
             case orders.Note():
-                self._done(self._writing, order, lambda: self._ledger.note(order))
+                self._execute_unanswered(self._writing, order, lambda: self._ledger.note(order))
             case orders.Withdraw():
-                self._done(self._writing, order, lambda: self._ledger.withdraw(order))
+                self._execute_unanswered(self._writing, order, lambda: self._ledger.withdraw(order))
             case orders.Tell(kind, details):
-                event = self._noted(kind, details)
-                self._done(self._writing, order, lambda: self._events.store(event))
+                event = self._record(kind, details)
+                self._execute_unanswered(self._writing, order, lambda: self._events.store(event))
             case orders.Drop():
-                self._done(self._at_nodes, order, lambda: ask.drop(order))
+                self._execute_unanswered(self._at_nodes, order, lambda: ask.drop(order))
             case orders.AskNodes(total):
-                self._done(self._at_nodes, order, lambda: ask.nodes.request(total))
+                self._execute_unanswered(self._at_nodes, order, lambda: ask.nodes.request(total))
             case orders.Trim(operator, upto):
-                self._done(self._spark, order, lambda: self._batches.trim(operator, upto))
+                self._execute_unanswered(
+                    self._spark, order, lambda: self._batches.trim(operator, upto)
+                )
             case _:
                 raise TypeError(f"no handler for the order {order}")
 
@@ -307,7 +315,7 @@ class Shell:
         for pool in (self._spark, self._probing, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
 
-    def _noted(self, kind: str, details: Mapping[str, Any]) -> Event:
+    def _record(self, kind: str, details: Mapping[str, Any]) -> Event:
         """Record an event before its command ends, so that the caller finds it in the events."""
         seconds = float(details.get("seconds", 0.0))
         rest = {name: value for name, value in details.items() if name != "seconds"}
@@ -316,7 +324,7 @@ class Shell:
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)
 
-    def _answered(
+    def _execute_answered(
         self,
         pool: ThreadPoolExecutor,
         number: OrderId | None,
@@ -339,7 +347,9 @@ class Shell:
 
         pool.submit(run)
 
-    def _done(self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]) -> None:
+    def _execute_unanswered(
+        self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]
+    ) -> None:
         """Execute an order that has no answer."""
 
         def run() -> None:

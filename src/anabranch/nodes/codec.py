@@ -57,7 +57,7 @@ _WRONG = (
     AnabranchError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError,
     RecursionError, pa.ArrowException,
 )  # fmt: skip
-"""What comes of reading something that somebody else wrote."""
+"""The errors of reading malformed values."""
 
 
 def encode(request: Request[Any], seconds: float) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Connection:
             raise Gone(f"the TLS handshake failed: {error}") from error
 
     async def receive(self, size: int) -> bytes:
-        """The next so many bytes; none if the other side ended before the first.
+        """Read a number of bytes. None if the other side closed the connection before the first.
 
         CutOff if it ends before the last.
         """

@@ -52,7 +52,7 @@ A = TypeVar("A")
 TABLES = "tables"
 _LOCK_SECONDS = 60.0
 _AT_ONCE = threading.BoundedSemaphore(16)
-"""Every table that is open takes addresses of this process, and there are only so many."""
+"""Limits how many tables are open at the same time, as each takes addresses of this process."""
 
 Backups = Callable[[Backed[Any], Deadline], BackupStore]
 """Opens the backup store of the query for a request."""

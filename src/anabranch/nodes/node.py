@@ -15,7 +15,7 @@ A = TypeVar("A")
 class Deadline:
     """The time after which a caller does not wait any longer.
 
-    It is over ``seconds`` after it was made, or as soon as somebody sets ``stopped``.
+    It is over ``seconds`` after it was made, or as soon as ``stopped`` is set.
     """
 
     def __init__(self, seconds: float, stopped: threading.Event | None = None) -> None:

@@ -299,7 +299,7 @@ class _Exchange:
 
 
 def _received(sock: _Patient, size: int, what: str) -> tuple[pa.Buffer, str]:
-    """So many bytes, in memory or in a file that has no name, and their checksum."""
+    """A number of bytes, in memory or in an unnamed file, and their checksum."""
     if size <= _IN_MEMORY:
         buffer = pa.allocate_buffer(size)
         return buffer, chunks.receive_into(sock, chunks.flat(buffer), what)

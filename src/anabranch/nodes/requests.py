@@ -41,7 +41,7 @@ Address = NewType("Address", str)
 """``host:port`` of an agent."""
 
 VERBS: dict[str, type[Request[Any]]] = {}
-"""All requests that there are, by verb."""
+"""All types of requests, by verb."""
 
 _TABLE = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9_-]*)(?:@[0-9]{1,18}/[0-9]{1,9}|/[0-9]{1,18}-[0-9]{1,18})"

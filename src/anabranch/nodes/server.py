@@ -181,7 +181,7 @@ class Agent:
             if value is None:
                 return False
             doing = codec.verb_of(value)
-            answer = await self._carried_out(connection, doing, value)
+            answer = await self._execute(connection, doing, value)
             if answer:
                 await connection.send(answer, self._timeout)
             return True
@@ -235,14 +235,14 @@ class Agent:
                 f"this node runs {self._friends.most} requests already; try again later"
             )
 
-    async def _carried_out(
+    async def _execute(
         self, connection: Connection, verb: str, value: dict[str, Any]
     ) -> bytes | None:
         """Do what a request asks for; the frame to answer with, if it was not sent already."""
         if VERBS[verb] not in _OWN:
             # A thread reads it too: a request may have many parts.
             ask = partial(self._ask, verb, value)
-            request, answer = await self._waited_for(connection, self._working, ask)
+            request, answer = await self._wait_for(connection, self._working, ask)
             if isinstance(answer, bytes):
                 return answer
             await self._in_thread(connection, partial(self._send, connection, request, answer))
@@ -265,9 +265,9 @@ class Agent:
                 work = partial(self._keep, incoming, request, Deadline(seconds))
             case _:
                 work = partial(self._look_up, request, Deadline(seconds))
-        return await self._waited_for(connection, self._moving, work)
+        return await self._wait_for(connection, self._moving, work)
 
-    async def _waited_for(self, connection: Connection, pool: Executor, work: Callable[[], T]) -> T:
+    async def _wait_for(self, connection: Connection, pool: Executor, work: Callable[[], T]) -> T:
         """Have a thread do something; the other side is told every second that it goes on."""
         future = self._loop.run_in_executor(pool, work)
         while True:
@@ -359,7 +359,7 @@ class Agent:
         size: int,
         send: Callable[[socket.socket], None],
     ) -> None:
-        """Answer with so many bytes, which ``send`` sends."""
+        """Answer with a number of bytes, which ``send`` sends."""
         with connection.blocking(self._timeout) as sock:
             connection.halfway = Halfway.OUT
             try:

@@ -33,7 +33,7 @@ ADDRESS = "agent.json"
 START = 60.0
 _PING = 5.0
 _SILENT = 10.0
-"""An agent that has a folder and answers nothing for so many seconds hangs, and is ended."""
+"""An agent that uses a folder and does not answer for this many seconds is killed."""
 _END = 10.0
 _PAUSE = 0.1
 _QUOTED_LINES = 15

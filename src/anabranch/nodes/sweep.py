@@ -88,7 +88,7 @@ def remove_backups(folder: Path) -> None:
     fd = try_alone(folder / _AGENT_LOCK)
     if fd is not None:
         try:
-            away = _moved(folder)
+            away = _rename_locked(folder)
         finally:
             os.close(fd)
         if away is not None:
@@ -112,7 +112,7 @@ def _remove_query(folder: Path) -> bool:
     try:
         if not _is_query(folder) or _held(folder / DRIVER_LOCK):
             return False
-        away = _moved(folder)
+        away = _rename_locked(folder)
     finally:
         os.close(fd)
     if away is None:
@@ -121,7 +121,7 @@ def _remove_query(folder: Path) -> bool:
     return True
 
 
-def _moved(folder: Path) -> Path | None:
+def _rename_locked(folder: Path) -> Path | None:
     """Rename a locked folder, so that under its own name it is never incomplete.
 
     None if another process has removed it.

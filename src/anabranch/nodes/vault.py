@@ -86,7 +86,7 @@ class Vault:
         try:
             return Incoming(self, name, size, self._folder)
         except OSError as error:
-            self._let_go(size, 0)
+            self._release_room(size, 0)
             raise DidNotHappen(f"cannot write {name} in {self._folder}: {error}") from error
 
     def get(self, name: str) -> pa.Buffer:
@@ -150,7 +150,7 @@ class Vault:
                 "delete old backups, raise the capacity of Upstream, or give its nodes larger disks"
             )
 
-    def _let_go(self, size: int, written: int) -> None:
+    def _release_room(self, size: int, written: int) -> None:
         with self._lock:
             self._coming -= size
             self._written -= written
@@ -229,7 +229,7 @@ class Incoming:
         try:
             self._vault._recount(self._name)
         finally:
-            self._vault._let_go(self._size, self._written)
+            self._vault._release_room(self._size, self._written)
 
     @contextmanager
     def _failing(self, kind: type[StoreError]) -> Iterator[None]:

@@ -20,7 +20,7 @@ from anabranch.units import NO_VERSION, Version
 ATTEMPTS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = SECOND // 10, 3 * SECOND
 _MOST_KEPT = 200
-"""What was sent in so many batches is kept at most."""
+"""The greatest number of batches whose sent rows are kept."""
 
 
 def ask(turn: Turn, version: Version) -> None:

@@ -115,7 +115,7 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
         return
     waiting = turn.query.outstanding.get(event.order)
     if waiting is None:
-        _drop_what_nobody_wants(turn, event)
+        _drop_unwanted(turn, event)
         return
     rest = {n: w for n, w in turn.query.outstanding.items() if n != event.order}
     turn.change(outstanding=rest)
@@ -131,7 +131,7 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
             turn.change(suspects=turn.query.suspects | {suspect.id})
 
 
-def _drop_what_nobody_wants(turn: Turn, event: Done | Failed) -> None:
+def _drop_unwanted(turn: Turn, event: Done | Failed) -> None:
     """Delete the files of an answer that came twice, or after its order was given up."""
     query = turn.query
     match event:

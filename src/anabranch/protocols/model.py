@@ -80,7 +80,7 @@ class OperatorPlan:
     """The operators that send rows to it."""
 
     def check(self, instances: int) -> None:
-        """PlanError if the operator cannot be divided over so many instances."""
+        """Raise PlanError if the operator cannot have this number of instances."""
         Routing.even(self.key_groups, instances)
 
 

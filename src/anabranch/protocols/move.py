@@ -181,7 +181,7 @@ def run(turn: Turn) -> None:
     if query.restart or query.recovery or query.suspects or query.stopped:
         return
     if not turn.query.moves and turn.query.now >= turn.query.merge_after:
-        _merge_where_crowded(turn)
+        _merge_small_slices(turn)
     while turn.query.waiting and not turn.query.moves:
         if isinstance(turn.query.waiting[0], Rebalance) and _nodes_are_coming(turn.query):
             break
@@ -297,7 +297,7 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
     turn.end(event.command)
 
 
-def _merge_where_crowded(turn: Turn) -> None:
+def _merge_small_slices(turn: Turn) -> None:
     """Merge the smallest slices of an instance that has too many."""
     query = turn.query
     for name, routed in query.routed.items():

@@ -41,7 +41,7 @@ def remove(turn: Turn, host: Host) -> None:
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
-    """The answer of a node to Prepare or to a probe. Tables that nobody knows are then dropped."""
+    """The answer of a node to Prepare or to a probe. Unknown tables are then dropped."""
     match waiting.order, event:
         case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
             _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now))

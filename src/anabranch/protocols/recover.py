@@ -57,7 +57,7 @@ class Recovery:
     since: int
     phase: Phase = Phase.INSPECT
     lost: frozenset[SliceId] = frozenset()
-    """The slices that are made anew."""
+    """The new slices."""
     made: tuple[Slice, ...] = ()
     """The new slices in their place."""
     routed: Mapping[str, Routed] = field(default_factory=dict)

@@ -157,14 +157,16 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     schema = arrow_schema(frame.schema, where=where)
     try:
         key_hash = KeyHash(frame.schema, keys)
-        operator = _sided(node, empties).bind(schema, keys)
+        operator = _with_sides(node, empties).bind(schema, keys)
         for column in operator.event_times:
             _check_time(schema, column, where)
         fields = [schema.field(name) for name in keys]
         layout = TableLayout(
             KeyLayout(fields, operator.sub_keys, node.key_groups), operator.state, operator.timers
         )
-        output = operator.output(schema, keys) or _tried(operator, schema, keys, layout, where)
+        output = operator.output(schema, keys) or _output_for_no_rows(
+            operator, schema, keys, layout, where
+        )
         output = _checked(output, frame)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
@@ -175,7 +177,7 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     return Bound(node, operator, keys, key_hash, schema, output, layout, late, packed)
 
 
-def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
+def _with_sides(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     """An operator of two inputs, bound to the columns of each side."""
     if len(node.inputs) == 1:
         return node.operator
@@ -198,7 +200,7 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
 
 def _check_columns(frame: DataFrame, keys: tuple[str, ...], where: str) -> None:
     columns = frame.columns
-    alike = [_folded(name, frame) for name in columns]
+    alike = [_case_folded(name, frame) for name in columns]
     for name, as_ in zip(columns, alike, strict=True):
         if name.startswith(RESERVED) or alike.count(as_) > 1:
             reason = "is there twice" if alike.count(as_) > 1 else "starts with '__'"
@@ -212,7 +214,7 @@ def _check_columns(frame: DataFrame, keys: tuple[str, ...], where: str) -> None:
         raise PlanError(f"{where}: key_by({', '.join(keys)}) needs columns, each of them once")
 
 
-def _folded(name: str, frame: DataFrame) -> str:
+def _case_folded(name: str, frame: DataFrame) -> str:
     """The same text for names that are the same to Spark."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     return name if exact else name.lower()
@@ -231,7 +233,7 @@ def _check_time(schema: pa.Schema, column: str, where: str) -> None:
 
 def _checked(output: pa.Schema, frame: DataFrame) -> pa.Schema:
     """The output columns of an operator, with types that Spark has."""
-    alike = [_folded(name, frame) for name in output.names]
+    alike = [_case_folded(name, frame) for name in output.names]
     for name, as_ in zip(output.names, alike, strict=True):
         if alike.count(as_) > 1:
             raise PlanError(
@@ -254,8 +256,8 @@ def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
                 f"and {theirs!r} is {right.schema[theirs].dataType.simpleString()} on the right; "
                 "cast one of them"
             )
-    own = {_folded(name, left) for name in left.columns}
-    clash = [n for n in right.columns if n not in right_keys and _folded(n, left) in own]
+    own = {_case_folded(name, left) for name in left.columns}
+    clash = [n for n in right.columns if n not in right_keys and _case_folded(n, left) in own]
     if clash:
         raise PlanError(
             f"{where}: both sides have columns {sorted(clash)}; rename them on one side"
@@ -263,7 +265,7 @@ def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
     return both_sides(frames, node.keys)
 
 
-def _tried(
+def _output_for_no_rows(
     operator: Operator, schema: pa.Schema, keys: tuple[str, ...], layout: TableLayout, where: str
 ) -> pa.Schema:
     """The output schema of an operator, from a run on no rows with a temporary table."""

@@ -51,7 +51,7 @@ _NOTHING_FROM_NOTHING = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyR
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 BATCHES_IN_LOG = 200
-"""So many batches are kept in Spark's log of offsets, unless the user says otherwise."""
+"""The number of batches in Spark's offset log, unless the user sets another one."""
 _STREAMS = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

@@ -22,7 +22,7 @@ from anabranch.state.strings import Strings
 Array = npt.NDArray[Any]
 
 _LOOK_AT = 16
-"""So many rows are looked at for each that may be shed: to look takes far less time."""
+"""The number of rows that are read for each row that may be shed, as reading is far cheaper."""
 
 
 class Changes:
@@ -159,7 +159,7 @@ class Changes:
             self.counters.appended += self._storage.heaps[which].append(its, rows, strings)
 
     def mark_clean(self) -> None:
-        """Let the list of changed rows start anew; rows that ended before can be freed."""
+        """Start a new list of changed rows. Rows that were deleted before can be freed."""
         counters = self.counters
         if counters.dead:
             _, gone = self.dirty()

@@ -248,7 +248,7 @@ class Routing:
         return Routing(tuple(kept), self.epoch + 1)
 
     def divided(self, instances: Iterable[int], parts: int) -> Routing:
-        """The routing with each of these instances divided into so many, as far as it has groups.
+        """The routing with each of these instances divided into several, as far as it has groups.
 
         An instance keeps its number for the first part; the others are numbered from the end on.
         """

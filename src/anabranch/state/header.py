@@ -86,7 +86,7 @@ class Counters:
     unshed: int = 0
     """Rows before this one are still to be looked at for rows of these groups."""
     mixed: int = 0
-    """Whether rows of groups were shed since the last checkpoint, or still are to be."""
+    """Whether rows of groups were shed since the last checkpoint, or will be."""
     shed: int = 0
     """How many in the list of changed rows were shed, and are no change to a checkpoint."""
     heaps: list[HeapCounters] = field(default_factory=list)

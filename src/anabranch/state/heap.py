@@ -51,7 +51,7 @@ class Heap:
         return Region(name, np.dtype(np.uint8), ring)
 
     def reserve(self, counters: HeapCounters, size: int) -> int:
-        """Allocate so many bytes in one piece behind the tail; returns where they start."""
+        """Allocate contiguous bytes behind the tail. Returns their start."""
         left = self._ring - counters.tail % self._ring
         if size > left:
             self._arena.ensure_ring(self._name, counters.tail + left + size)

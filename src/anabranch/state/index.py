@@ -22,13 +22,13 @@ row is in a checkpoint: a key that comes again gets its row back."""
 _SLOTS, _DIRECTORY = "index slots", "index directory"
 _SHRINK_AT_ONCE = 64
 _REBUILD_ROWS = 1 << 17
-"""An index of so few rows is made anew in a few milliseconds."""
+"""An index of at most this many rows is rebuilt in a few milliseconds."""
 _SPARSE_SLOTS = 1 << 16
 """A smaller index is left as it is."""
 
 
 class Index:
-    """Finds and makes rows by key. It is derived from the row records and can be made anew."""
+    """Finds and makes rows by key. It is derived from the row records and can be rebuilt."""
 
     def __init__(self, arena: Arena, head: Array, width: int, heap: Heap) -> None:
         self._arena = arena
@@ -38,7 +38,7 @@ class Index:
 
     @staticmethod
     def regions(max_rows: int) -> list[Region]:
-        """The arrays of an index for so many rows."""
+        """The arrays of an index for a number of rows."""
         return [
             Region(_SLOTS, np.dtype(np.uint64), 16 * max_rows + 32 * segments.SEGMENTS),
             Region(_DIRECTORY, np.dtype(np.int64), segments.DIRECTORY_WORDS),
@@ -141,7 +141,7 @@ class Index:
         segments.retarget(self._slots, self._directory, self._head, self._width, source, target)
 
     def rebuild(self, rows: int) -> None:
-        """Make the index anew from the records of all rows that are not free."""
+        """Rebuild the index from the records of all rows that are not free."""
         self._arena.clear(_SLOTS)
         slots = segments.plan(self._directory, self._head, self._width, rows)
         self._arena.ensure(_SLOTS, slots)

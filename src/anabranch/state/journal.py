@@ -38,7 +38,7 @@ class Journal:
 
     @staticmethod
     def regions(max_rows: int, columns: Sequence[Region]) -> list[Region]:
-        """The arrays of a journal for so many rows with these columns."""
+        """The arrays of a journal for a number of rows with these columns."""
         return [
             Region(_ROWS, np.dtype(np.int32), max_rows),
             Region(_STATES, np.dtype(np.uint64), max_rows),
@@ -84,7 +84,7 @@ class UndoLog:
 
     @staticmethod
     def region(max_rows: int, heaps: int) -> Region:
-        """The array of an undo log for a table of so many rows and heaps."""
+        """The array of an undo log for a table with a number of rows and heaps."""
         most = (4 + 2 * heaps) * max_rows  # a row is released, moved, and its records moved
         return Region(_UNDO, np.dtype(np.uint64), min(1 << 28, most), 3)
 
@@ -106,6 +106,6 @@ class UndoLog:
             array[some[:, 1].astype(np.int64)] = some[:, 2]
 
     def clear(self) -> None:
-        """Start anew."""
+        """Clear the log."""
         self._arena.trim(_UNDO, self._header.undos)
         self._header.undos = 0

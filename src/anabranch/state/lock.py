@@ -17,7 +17,7 @@ _LONGEST_PAUSE = 0.05
 
 @contextmanager
 def locked(folder: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock of a state folder; the system lets go of it when the process dies.
+    """Hold the lock of a state folder. The system releases it when the process dies.
 
     Waits up to ``timeout`` seconds, then raises :class:`StateLocked`. The folder is made if it is
     not there, so that a table can be created under its lock.

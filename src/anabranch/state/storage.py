@@ -32,7 +32,7 @@ _MOST_ROWS = (1 << 31) - 2
 _ADDRESS_SPACE = 1 << 40
 _LEAST_ROWS, _LEAST_RING = 1 << 16, 1 << 20
 _SCAN_BELOW = 32
-"""To look at so many marks takes as long as to sort one row number."""
+"""Reading this many marks takes as long as sorting one row number."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RowList:
         return end
 
     def trim(self, count: int) -> None:
-        """Give back memory if so many rows leave much unused."""
+        """Free memory if this number of rows leaves much of it unused."""
         self._arena.trim(self._name, count)
 
 
@@ -162,7 +162,7 @@ class Storage:
         return self.arena.least_allocated(self._grown)
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Make room for a number of rows."""
         for name in self._grown:
             self.arena.ensure(name, rows)
 
@@ -260,7 +260,7 @@ class Storage:
             column[target] = column[source]
 
     def settle(self, counters: Counters, *, from_states: bool = False) -> None:
-        """Make everything that is derived anew, for these counters.
+        """Rebuild all derived data for these counters.
 
         The free stack is right, and says which rows are free; or else the states of rows are
         (``from_states``), and the stack is made from them.

@@ -79,7 +79,7 @@ class StateTable:
         return cls(Storage(folder, layout))
 
     def close(self) -> None:
-        """Let go of the file. Arrays that were handed out stay readable."""
+        """Close the file. Arrays that were returned stay readable."""
         if self._open is not None:
             self._open.arena.close()
         # The memory is unmapped with the last array that is in use.
@@ -254,7 +254,7 @@ class StateTable:
         return self._storage.in_state(LIVE, 0, self._counters().rows)
 
     def part(self, number: int, parts: int) -> Array:
-        """The live rows in one of so many equal parts of the table."""
+        """The live rows in one of several equal parts of the table."""
         total = self._counters().rows
         return self._storage.in_state(LIVE, total * number // parts, total * (number + 1) // parts)
 
@@ -326,7 +326,7 @@ class StateTable:
     def due(self, upto: int) -> Array:
         """The rows whose time is at most ``upto``, by time, and by hash where it is the same.
 
-        They stay due until their timer is set anew or cleared, or they are deleted.
+        They stay due until their timer is set again or cleared, or they are deleted.
         """
         rows = self._timers().due(upto, self._counters().rows)
         found: Array = rows[_by_time(self._timers().times[rows], self.hashes(rows))]
@@ -372,7 +372,7 @@ class StateTable:
         return bool(self._counters().mixed)
 
     def shed(self, groups: KeyGroups, most: int) -> int:
-        """Remove at most so many rows of key groups that are not the table's any more.
+        """Remove at most ``most`` rows of key groups that the table does not serve any more.
 
         Returns how many rows are left to look at: 0 if there is no row of these groups any more.
         Each call goes on where the one before stopped, in this version or in an earlier one, so

@@ -20,7 +20,7 @@ _MANY = 1024
 
 
 class Timers:
-    """One optional time per row. The lists are derived from the times and can be made anew."""
+    """One optional time per row. The lists are derived from the times and can be rebuilt."""
 
     def __init__(self, arena: Arena, head: Array, width: int) -> None:
         self._arena = arena
@@ -75,7 +75,7 @@ class Timers:
         kernels.replace(self.times, self._lists, self._links, source, target)
 
     def rebuild(self, rows: int) -> None:
-        """Make the lists anew from the times of all live rows."""
+        """Rebuild the lists from the times of all live rows."""
         now = int(self._clock[0])
         kernels.rebuild(self.times, self._lists, self._links, self._head, self._width, rows, now)
 

@@ -42,7 +42,7 @@ HASH = "__hash"
 SEQUENCE = "__seq"
 LATE = "__late"
 _MOST_AT_ONCE = 131_072
-"""So many rows are handed to Spark at a time."""
+"""The number of rows that are passed to Spark at a time."""
 
 watch()
 
@@ -72,7 +72,7 @@ class OperatorTask:
     packing: Packing | None = None
     """How rows come packed, if they do."""
     ordered: bool = False
-    """Whether packed rows are to be seen in the order of the source."""
+    """Whether packed rows are sorted into the order of the source."""
 
     def run(self, reports: Reports, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the batch. The version is finished only when the iterator is exhausted."""
