@@ -34,7 +34,7 @@ _HEADER = b"anabranch"
 
 
 def write(capture: Capture) -> pa.Buffer:
-    """The bytes of a checkpoint file. The slow part of a checkpoint: not for the critical path."""
+    """The bytes of a checkpoint file. This is slow, and must be off the critical path."""
     schema = _schema(capture)
     measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
     _stream(measure, schema, capture.rows)
@@ -45,10 +45,10 @@ def write(capture: Capture) -> pa.Buffer:
 
 
 def save(capture: Capture, path: Path) -> None:
-    """Write the same bytes into a file of this machine, that is there as a whole or not at all.
+    """Write the same bytes to a local file, atomically.
 
-    They are never in one piece in memory: to get a large piece can take the system longer than
-    everything else here. Only this user can read the file.
+    They are never contiguous in memory: allocating a large block can take the system longer than
+    all other steps. Only this user can read the file.
     """
     half = path.with_name(f".{path.name}.half")
     try:
@@ -94,7 +94,7 @@ def seal(view: memoryview) -> None:
 
 
 def checksum(data: pa.Buffer) -> str:
-    """The checksum that a checkpoint file carries, in hexadecimal; it is not verified here."""
+    """The checksum in a checkpoint file, in hexadecimal, without verifying it."""
     return f"{int.from_bytes(data[-8:].to_pybytes(), 'little'):016x}"
 
 
@@ -105,9 +105,9 @@ def read(
     schema: CheckpointSchema | None = None,
     groups: KeyGroups | None = None,
 ) -> Capture:
-    """The capture in the bytes of a checkpoint file, or what it has of the given groups.
+    """The capture in the bytes of a checkpoint file, or its rows of the given groups.
 
-    ``name`` is the file's, for messages. Everything is verified before anything is used:
+    ``name`` is that of the file, for messages. Everything is verified before anything is used:
     :class:`~anabranch.errors.CheckpointCorrupt` if the bytes are not the ones written, and
     :class:`~anabranch.errors.SchemaChanged` if the columns are not those of ``schema``.
     """
@@ -131,7 +131,7 @@ def read(
 
 
 def _verified(data: pa.Buffer, name: str) -> int:
-    """The length of the stream in a file that is whole and unchanged."""
+    """The length of the stream, after verifying that the file is complete and unchanged."""
     if data.size < _TRAILER.size:
         raise CheckpointCorrupt(f"{name}: truncated; {data.size} bytes are too few to be a file")
     size, mark, digest = _TRAILER.unpack(data[-_TRAILER.size :])

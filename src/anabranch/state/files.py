@@ -53,9 +53,8 @@ def _up(size: int) -> int:
 class Arena:
     """The mapped file. The first ``HEADER_BYTES`` are the table's header, the rest arrays.
 
-    Two words per array are kept in the header: how far it is allocated, and how far from its
-    beginning it was given back. They are facts of the file and not of a version: no roll-back
-    touches them.
+    The header has two words per array: how far it is allocated, and how far from its beginning it
+    was freed. They describe the file and not a version, so a roll-back does not change them.
     """
 
     def __init__(self, path: Path, regions: Sequence[Region], *, create: bool = False) -> None:
@@ -104,7 +103,7 @@ class Arena:
         return int(self._allocated[[self._at[name] for name in names]].min())
 
     def ensure(self, name: str, items: int) -> None:
-        """Allocate at least this many items; :class:`StateFull` if there is no room."""
+        """Allocate at least this many items. :class:`StateFull` if there is no room."""
         have = int(self._allocated[self._at[name]])
         if items > have:
             self._allocated[self._at[name]] = self._extend(name, have, items, wrap=False)
@@ -116,7 +115,7 @@ class Arena:
             self._allocated[self._at[name]] = self._extend(name, have, end, wrap=True)
 
     def shrink(self, name: str, items: int) -> None:
-        """Give back what is allocated beyond this many items."""
+        """Free the memory beyond this many items."""
         size = self.regions[name].item_bytes
         low, high = _up(items * size), _up(self.allocated(name) * size)
         if low < high:
@@ -124,26 +123,26 @@ class Arena:
             self._remove(self._offsets[name] + low, high - low)
 
     def trim(self, name: str, items: int) -> None:
-        """Give back what is allocated if it is much more than this many items."""
+        """Free memory if much more than this many items is allocated."""
         if self.allocated(name) > 4 * max(items, _LEAST_ITEMS):
             self.shrink(name, 2 * items)
 
     def clear(self, name: str) -> None:
-        """Give back an array as a whole; it reads as zeros when it has grown again."""
+        """Free a whole array. It reads as zeros when it grows again."""
         region = self.regions[name]
         self._allocated[self._at[name]] = 0
         # All that it could ever have: a process may have died between these two steps before.
         self._remove(self._offsets[name], _up(region.items * region.item_bytes))
 
     def forget(self, name: str, first: int, last: int) -> None:
-        """Give back the whole pages between two items."""
+        """Free the whole pages between two items."""
         size = self.regions[name].item_bytes
         low, high = _up(first * size), last * size // PAGE * PAGE
         if low < high:
             self._remove(self._offsets[name] + low, high - low)
 
     def release_ring(self, name: str, head: int) -> None:
-        """Give back what lies behind the head of a ring."""
+        """Free the memory behind the head of a ring."""
         region = self.regions[name]
         low = int(self._released[self._at[name]])
         high = head * region.item_bytes // PAGE * PAGE // region.item_bytes
@@ -153,7 +152,7 @@ class Arena:
             self._released[self._at[name]] = high
 
     def allocated_bytes(self) -> int:
-        """Bytes that the file really takes."""
+        """The allocated bytes of the file."""
         return os.fstat(self._fd).st_blocks * 512
 
     def is_at(self, path: Path) -> bool:

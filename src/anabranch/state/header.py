@@ -34,7 +34,7 @@ _SLOT_WORDS = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a table could ever hold: its arrays have addresses for that."""
+    """The capacity of a table, for which its arrays have addresses."""
 
     rows: int
     ring: int
@@ -107,7 +107,7 @@ class Header:
             raise ValueError(f"{heaps} columns of strings and bytes are too many for one table")
 
     def write_layout(self, fingerprint: str, text: str, limits: Limits) -> None:
-        """Say what the table is for. The magic number comes last and makes it one."""
+        """Write the layout of the table. The magic number is written last and makes it valid."""
         described = f"{fingerprint}\n{text}".encode()[:_TEXT_BYTES]
         room = self._words[_TEXT:1024].view(np.uint8)
         room[:] = 0
@@ -118,10 +118,10 @@ class Header:
         self._words[0] = _MAGIC
 
     def check_layout(self, folder: object, fingerprint: str, text: str) -> None:
-        """Refuse a file that is no table, one of another layout, or one that a crash has cut.
+        """Refuse a file that is no table, has another layout, or is from before the last boot.
 
         Pages of a mapped file reach a disk in any order. After a crash of the machine the header
-        may be there and the rows may not, so nothing of before can be trusted.
+        may be on the disk without the rows, so the file cannot be trusted.
         """
         check_magic(self._words, folder)
         if not boot.same_boot(self._words[_BOOT].tobytes().hex()):
@@ -138,7 +138,7 @@ class Header:
 
     @property
     def limits(self) -> Limits:
-        """How much the arrays of the table have addresses for."""
+        """The capacity of the table."""
         return Limits(int(self._words[_ROWS]), int(self._words[_RING]))
 
     def load(self) -> Counters:
@@ -161,7 +161,7 @@ class Header:
 
     @property
     def images(self) -> int:
-        """How many before-images of the journal are whole."""
+        """How many before-images of the journal are complete."""
         return int(self._words[3])
 
     @images.setter
@@ -170,7 +170,7 @@ class Header:
 
     @property
     def undos(self) -> int:
-        """How many entries of the undo log are whole."""
+        """How many entries of the undo log are complete."""
         return int(self._words[4])
 
     @undos.setter

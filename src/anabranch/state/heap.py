@@ -22,7 +22,7 @@ _CLEAN_FROM = 1 << 18
 
 
 class Owner(NamedTuple):
-    """The words that say where the record of each row is."""
+    """The words with the positions of the rows' records."""
 
     words: Array
     stride: int
@@ -117,7 +117,7 @@ class Heap:
         return self.owner.words[self.owner.positions(rows)].astype(np.int64) >> 3
 
     def needs_cleaning(self, counters: HeapCounters) -> bool:
-        """Whether most of what it takes is not in use."""
+        """Whether most of its memory is not in use."""
         used = counters.tail - counters.head
         return used > _CLEAN_FROM and 2 * counters.live < used
 
@@ -137,13 +137,13 @@ class Heap:
         return rows[:count], size, stop - start
 
     def move(self, counters: HeapCounters, rows: Array, size: int) -> None:
-        """Append the records of rows once more, and let them count from now on."""
+        """Append the records of rows again, and use these from now on."""
         place = self.reserve(counters, size)
         kernels.move(self.words, place, *self.owner[:3], rows)
         counters.tail += size
 
     def release(self, counters: HeapCounters) -> None:
-        """Give back the memory behind the head."""
+        """Free the memory behind the head."""
         self._arena.release_ring(self._name, counters.head)
 
 

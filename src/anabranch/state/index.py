@@ -45,7 +45,7 @@ class Index:
         ]
 
     def allocate(self) -> None:
-        """Take the room that even an empty index needs."""
+        """Allocate the memory of an empty index."""
         self._arena.ensure(_DIRECTORY, segments.DIRECTORY_WORDS)
         self._arena.ensure(_SLOTS, segments.FIRST_SLOT)
         segments.clear(self._directory)
@@ -152,7 +152,7 @@ class Index:
         return self._size() > max(_SPARSE_SLOTS, 16 * entries)
 
     def shrink(self, turn: int, entries: int, rows: int) -> None:
-        """Make the index smaller, or some segments of a large one: another ``turn`` does others."""
+        """Shrink the index, or some segments of a large one, chosen by ``turn``."""
         if max(entries, rows) < _REBUILD_ROWS:
             self.rebuild(rows)
             return

@@ -18,10 +18,10 @@ _ROWS, _STATES, _UNDO = "journal rows", "journal states", "undo"
 
 
 class Journal:
-    """What rows were before the version changed them: their state and their value columns.
+    """The before-images of rows that a version has changed: their state and their value columns.
 
-    Keys need no image, as they are only ever written into rows that were free. An image counts
-    once the header's count says so, and that is before the row changes.
+    Keys need no image, as they are only ever written to rows that were free. The count of images in
+    the header grows before the row changes.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Journal:
         self._header.images = stop
 
     def restore(self) -> None:
-        """Write all images back. Can be done again if it was cut short."""
+        """Write all images back. Repeatable if the process was killed meanwhile."""
         count = self._header.images
         rows = self._rows[:count].astype(np.int64)
         for _, column, images in self._columns:
@@ -67,7 +67,7 @@ class Journal:
         kernels.restore(self._head, self._width, rows, self._states[:count])
 
     def clear(self) -> None:
-        """Drop all images, and memory that the last version had no use for."""
+        """Drop all images, and free memory that the last version did not use."""
         used = self._header.images
         self._header.images = 0
         for name in (_ROWS, _STATES, *(name for name, _, _ in self._columns)):
@@ -75,7 +75,7 @@ class Journal:
 
 
 class UndoLog:
-    """What single words were before maintenance changed them."""
+    """The values of single words before maintenance changed them."""
 
     def __init__(self, arena: Arena, header: Header, arrays: Sequence[Array]) -> None:
         self._arena, self._header = arena, header

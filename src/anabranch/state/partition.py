@@ -43,11 +43,10 @@ def partition(
 
 
 def merge(captures: Sequence[Capture]) -> Capture:
-    """One capture that amounts to the same as all of these.
+    """One capture that is equivalent to all of these.
 
-    It joins the captures of several instances, and a chain of changes with what they are changes
-    of. The result is full if the chain starts with full captures. It belongs to the instance of
-    the first capture.
+    It combines the captures of several instances, and a chain of incremental captures. The result
+    is full if the chain starts with full captures. It belongs to the instance of the first capture.
     """
     chain = follow(captures)
     first = captures[0]

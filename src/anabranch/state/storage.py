@@ -61,14 +61,14 @@ def _value_region(column: Column, items: int) -> Region:
 
 
 class RowList:
-    """Row numbers, one after the other; how many is for the counters to say."""
+    """A list of row numbers. The counters have its length."""
 
     def __init__(self, arena: Arena, name: str) -> None:
         self._arena, self._name = arena, name
         self.rows = arena.array(name)
 
     def write(self, at: int, rows: Array) -> int:
-        """Put rows at this position and on; returns the one behind them."""
+        """Write rows from this position on. Returns the position behind them."""
         end = at + len(rows)
         self._arena.ensure(self._name, end)
         self.rows[at:end] = rows
@@ -80,7 +80,7 @@ class RowList:
 
 
 class Storage:
-    """The open file of a table. Knows arrays and counters, but no versions."""
+    """The open file of a table: arrays and counters, without versions."""
 
     def __init__(self, folder: Path, layout: TableLayout, *, create_as: Path | None = None) -> None:
         self.folder, self.layout = folder, layout
@@ -141,7 +141,7 @@ class Storage:
         return flat.reshape(-1, region.width) if region.width > 1 else flat
 
     def initialise(self, version: int) -> None:
-        """Turn a file of holes into an empty table."""
+        """Initialise a sparse file as an empty table."""
         self.index.allocate()
         if self.timers is not None:
             self.timers.allocate()
@@ -158,7 +158,7 @@ class Storage:
             raise KeyError(f"no state column {name!r}; there are {known}") from None
 
     def capacity(self) -> int:
-        """How many rows there is room for."""
+        """The number of rows that fit."""
         return self.arena.least_allocated(self._grown)
 
     def reserve_rows(self, rows: int) -> None:
@@ -167,7 +167,7 @@ class Storage:
             self.arena.ensure(name, rows)
 
     def shrink_rows(self, rows: int) -> None:
-        """Give back room for more rows than these."""
+        """Free the memory beyond this number of rows."""
         for name in self._grown:
             self.arena.shrink(name, rows)
 
@@ -283,7 +283,7 @@ class Storage:
 
 
 def _limits(folder: Path, width: int, columns: list[Region]) -> Limits:
-    """What a table can hold: no more than its file system, nor than it may have addresses for."""
+    """The capacity of a table, limited by its file system and by its address space."""
     values = sum(column.item_bytes for column in columns)
     in_journal = values + 12
     row = 8 * width + 4 + 8 + in_journal + 128 + 48
@@ -298,7 +298,7 @@ def _limits(folder: Path, width: int, columns: list[Region]) -> Limits:
 
 
 def _check(folder: Path, layout: TableLayout, heaps: int) -> Limits:
-    """Look at the header alone: the size of the rest depends on what it says."""
+    """Check the header alone, which determines the size of the rest."""
     try:
         with (folder / FILE).open("rb") as file:
             data = file.read(HEADER_BYTES)

@@ -39,20 +39,20 @@ class Timers:
         ]
 
     def allocate(self) -> None:
-        """Take the room that even a table without rows needs."""
+        """Allocate the memory of a table without rows."""
         self._arena.ensure(_LISTS, 2 * kernels.LISTS)
         self._arena.ensure(_CLOCK, 2)
 
     def put(self, rows: Array, times: Array) -> None:
-        """Give rows timers; ``NEVER`` takes them away."""
+        """Set timers of rows. ``NEVER`` removes them."""
         kernels.put(self.times, self._lists, self._links, self._clock, rows, times)
 
     def clear(self, rows: Array) -> None:
-        """Take the timers of rows away."""
+        """Remove the timers of rows."""
         self.put(rows, np.full(len(rows), NEVER, np.int64))
 
     def due(self, upto: int, rows: int) -> Array:
-        """The rows, of so many, whose time is at most ``upto``; in no order."""
+        """The rows below a count whose time is at most ``upto``, in no order."""
         if self._clock[1] == 0:
             return np.empty(0, np.int64)
         if upto > self._clock[0]:
