@@ -1,8 +1,8 @@
 """Elastic, fault-tolerant, vectorised keyed state for PySpark Structured Streaming.
 
 Everything public is here: ``import anabranch as ab``. A name is imported from its module when it is
-first used, because executors import this package too: a Python worker or an agent has no use for
-what only the driver runs, and would wait for it and keep it in memory.
+first used. Python workers and agents import this package too, and so do not load the modules that
+only the driver runs.
 """
 
 from importlib import import_module

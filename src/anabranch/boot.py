@@ -1,4 +1,4 @@
-"""Which start of this machine's system this is: what was only in memory is gone after the next."""
+"""The boot id of this machine, which changes with every reboot."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _LINUX = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """32 hexadecimal digits that are the same until the machine is started anew.
+    """32 hexadecimal digits that stay the same until the machine is rebooted.
 
-    On a system without Linux's boot id it is made from the machine alone. It then stays the same
-    over a restart, so that a crash of the machine is not noticed by it.
+    On a system without Linux's boot id they identify only the machine. They then stay the same
+    over a reboot, so a crash of the machine is not detected.
     """
     return _read()
 
 
 def same_boot(noted: str) -> bool:
-    """Whether something that was noted with this boot id was written since the last start."""
+    """Whether something with this boot id was written since the last boot."""
     return noted == boot_id()
 
 

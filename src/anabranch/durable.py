@@ -1,4 +1,4 @@
-"""Waiting until a file is on its disk."""
+"""Flushing files to disk."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def flush(path: str) -> None:
-    """Wait until a local file, or the names in a local folder, would outlast a power failure.
+    """Flush a local file, or the names in a local folder, so that a power failure cannot lose it.
 
-    A file that was renamed, or made, needs this and its folder too: a name alone is no promise.
+    A file that was made or renamed also needs a flush of its folder.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -19,7 +19,7 @@ def flush(path: str) -> None:
 
 
 def flush_ancestors(path: str) -> None:
-    """Have the names of the folders that lead to a path on disk, as far as this user may look."""
+    """Flush the folders above a path, as far as this user has access."""
     for folder in Path(path).parents:
         try:
             flush(str(folder))

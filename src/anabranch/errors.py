@@ -5,9 +5,9 @@
     AnabranchError
     ├── PlanError (also ValueError)      the query cannot run as written; nothing was started
     ├── StateError                       a state table cannot be used
-    │   ├── StateMissing                 not there, or not at the version that is needed
-    │   ├── StateLocked                  another task holds it
-    │   ├── StateFull                    no room for it in its folder
+    │   ├── StateMissing                 it does not exist, or is not at the version that is needed
+    │   ├── StateLocked                  another task holds its lock
+    │   ├── StateFull                    its folder has no room
     │   ├── SchemaChanged                it was written with other columns
     │   ├── Fenced                       a newer attempt has taken over
     │   │   └── Deposed                  another driver has taken the query over
@@ -19,11 +19,11 @@
     │   └── CheckpointNotFound           there is none for that version
     ├── StoreError                       a backup store failed
     │   ├── DidNotHappen                 nothing was changed; it can be tried again
-    │   │   └── Refused                  a node does not take such a request
+    │   │   └── Refused                  a node does not accept such a request
     │   └── MayHaveHappened              the outcome is unknown; look before trying again
-    ├── SinkFailed                       a sink cannot take results, such as for want of room
+    ├── SinkFailed                       a sink cannot be written, for example to a full disk
     ├── QueryFailed                      a running query ended with an error
-    └── ClusterFailed                    a local cluster does not do what it was asked
+    └── ClusterFailed                    a local cluster did not do what it was asked
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import re
 from collections.abc import Iterable
 
 _MISSING_TABLES = re.compile(r"\[missing tables: ([^\]]*)\]")
-"""In a message, as nothing else of an error in a task comes through Spark."""
+"""Stands in the message, because Spark passes on nothing else of an error in a task."""
 
 
 class AnabranchError(Exception):
@@ -48,7 +48,7 @@ class StateError(AnabranchError):
 
 
 class StateMissing(StateError):
-    """The table is not there, or not at the version that the batch needs."""
+    """The table does not exist, or is not at the version that the batch needs."""
 
     @classmethod
     def of(cls, message: str, tables: Iterable[str]) -> StateMissing:
@@ -57,13 +57,13 @@ class StateMissing(StateError):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The missing tables, where the message names them, as that of a task does."""
+        """The missing tables, if the message names them, as the message of a task does."""
         found = _MISSING_TABLES.search(str(self))
         return tuple(found[1].split(", ")) if found else ()
 
 
 class StateLocked(StateError):
-    """Another task holds the table."""
+    """Another task holds the lock of the table."""
 
 
 class StateFull(StateError):
@@ -75,27 +75,27 @@ class SchemaChanged(StateError):
 
 
 class Fenced(StateError):
-    """A newer attempt has a table now, or another driver the query; this one must give up."""
+    """A newer attempt has taken a table over, or a newer driver the query; this one must stop."""
 
 
 class Deposed(Fenced):
-    """Another driver has taken the query over; this one must not change anything any more."""
+    """Another driver has taken the query over; this one must not change anything."""
 
 
 class Misplaced(StateError):
-    """A task ran on another node than the one that has its state; it is worth another try."""
+    """A task ran on another node than the one that has its state. Another attempt may succeed."""
 
 
 class Reshaped(StateError):
     """The partitions of an operator were merged or shifted before they were computed.
 
-    A task then cannot know by its number which instance it runs. The batch is worth another try
-    with the operator's results computed before they are handed on.
+    The partition number of a task then no longer tells which instance it runs. Another attempt may
+    succeed if the operator's results are computed before anything reads them.
     """
 
 
 class CutOff(StateError):
-    """The rows that came to a task ended before their end mark; it is worth another try."""
+    """The input of a task ended without its end-of-stream mark. Another attempt may succeed."""
 
 
 class CheckpointError(AnabranchError):
@@ -119,7 +119,7 @@ class DidNotHappen(StoreError):
 
 
 class Refused(DidNotHappen):
-    """A node did not do what it was asked for: the request is not one that it takes."""
+    """A node refused a request and changed nothing."""
 
 
 class MayHaveHappened(StoreError):
@@ -127,7 +127,7 @@ class MayHaveHappened(StoreError):
 
 
 class SinkFailed(AnabranchError):
-    """A sink could not take the results of a batch, for example a disk without room."""
+    """A sink could not write the results of a batch, for example because a disk is full."""
 
 
 class QueryFailed(AnabranchError):
@@ -135,4 +135,4 @@ class QueryFailed(AnabranchError):
 
 
 class ClusterFailed(AnabranchError):
-    """A process of a local cluster did not start, is gone, or does not do what it was asked."""
+    """A process of a local cluster did not start, has ended, or did not do what it was asked."""

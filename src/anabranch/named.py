@@ -1,4 +1,4 @@
-"""Functions by name: how another process is told in JSON what it is to call."""
+"""Functions by name, which another process can be told in JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anabranch.errors import PlanError
 
 
 def named(what: str, path: str) -> Callable[..., Any]:
-    """The function at ``module:attribute``; ``what`` is for is told if there is none.
+    """The function at ``module:attribute``. ``what`` names its purpose in the error message.
 
     >>> named("opener", "posixpath:join")("a", "b")
     'a/b'

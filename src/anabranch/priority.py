@@ -1,6 +1,6 @@
-"""Work that nobody waits for gives way to batches.
+"""Background work runs at a lower priority than batches.
 
-When batches do wait for it, nothing else wants the processor.
+A batch that waits for such work does not suffer: nothing else uses the processor then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger("anabranch")
 
 
 def process_gives_way(*, lowest: bool = False) -> None:
-    """Lower the priority of this process, and of its session; ``lowest`` if it has much time."""
+    """Lower the priority of this process and its session, with ``lowest`` as far as possible."""
     niceness = _LOWEST if lowest else _NICENESS
     os.nice(niceness)
     group = Path("/proc/self/autogroup")
@@ -26,7 +26,7 @@ def process_gives_way(*, lowest: bool = False) -> None:
         try:
             group.write_text(str(niceness))
         except OSError as error:
-            _log.info("The priority of the session's processes was not lowered: %s", error)
+            _log.info("The autogroup priority of this process was not lowered: %s", error)
 
 
 def thread_gives_way() -> None:

@@ -1,4 +1,4 @@
-"""Folders, given as a path or as the URI of any file system that pyarrow reaches."""
+"""Folders, given as a path or as the URI of any pyarrow file system."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from anabranch.errors import PlanError
 
 
 def absolute(folder: str | Path) -> str:
-    """The same folder in a form that does not depend on the working directory."""
+    """The same folder as an absolute path or URI."""
     text = str(folder)
     if not text:
         raise PlanError("the folder is empty; give a path or a URI such as s3://bucket/words")

@@ -82,7 +82,7 @@ def test_without_permission_there_is_one_warning_and_no_group(
     with caplog.at_level(logging.WARNING):
         assert open_groups("c", 0.3) is None
     (record,) = caplog.records
-    assert "without a limit of 0.3 CPUs" in record.getMessage()
+    assert "limit of 0.3 CPUs for each node is not applied" in record.getMessage()
     assert "\n" not in record.getMessage()
 
 

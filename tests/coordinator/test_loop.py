@@ -109,4 +109,6 @@ def test_a_mistake_of_the_protocols_ends_the_query(
     for thread in threading.enumerate():
         if thread.name == "anabranch-loop":
             thread.join(SECONDS)
-    assert hands.stopped == ["its coordinator failed, which is a bug: ZeroDivisionError: a mistake"]
+    assert hands.stopped == [
+        "its coordinator failed because of a bug: ZeroDivisionError: a mistake"
+    ]

@@ -31,25 +31,26 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "checkpoint failed": (
         {"version": 14, "reason": "no room\nat all", "failures": 3, "tolerate": 10},
-        "Checkpoint 14 failed (3 in a row, 10 are tolerated) and is tried again: no room",
+        "Checkpoint 14 failed (3 in a row, 10 tolerated): no room. Trying again.",
     ),
     "checkpoint damaged": (
         {"version": 14, "reason": "its checksum is 7"},
-        "Checkpoint 14 is damaged, an older one is used: its checksum is 7",
+        "Checkpoint 14 is damaged: its checksum is 7. Using an older checkpoint.",
     ),
     "part damaged": (
         {"part": "parts/x.arrow"},
-        "Checkpoint file parts/x.arrow is damaged or gone; its rows are captured again with the "
-        "next checkpoint.",
+        "Checkpoint file parts/x.arrow is damaged or missing. The next checkpoint captures its "
+        "rows again.",
     ),
     "merge": (
         {"operator": "counter", "version": 14, "bytes": 999},
-        "Merged a chain of checkpoint files of counter into one of version 14 with 999 bytes.",
+        "Merged a chain of checkpoint files of counter into one full file of version 14: "
+        "999 bytes.",
     ),
     "merge failed": (
         {"slice": "1-7", "reason": "no room"},
-        "Merging the checkpoint files of slice 1-7 failed, so its next capture is a full one: "
-        "no room",
+        "Merging the checkpoint files of slice 1-7 failed: no room. The next checkpoint of the "
+        "slice is a full one.",
     ),
     "slices merged": (
         {"operator": "counter", "slices": ["1-9"]},
@@ -57,12 +58,12 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "stream held": (
         {"published": 3, "committed": 190},
-        "The stream is held after batch 190 until a checkpoint is published: Spark's log of "
-        "offsets would soon not reach back to the newest one, 3.",
+        "Holding the stream after batch 190 until a checkpoint is published. A restart would begin "
+        "from checkpoint 3; Spark's offset log would soon not reach back to it.",
     ),
     "stream goes on": (
         {"published": 190, "committed": 190},
-        "The stream goes on after batch 190: checkpoint 190 is published.",
+        "Resuming the stream after batch 190: checkpoint 190 is published.",
     ),
     "scale": (
         {
@@ -77,16 +78,16 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
             "pause": 0.123,
         },
         "Scaled counter from 4 to 8 instances in 2.5 s: moved 12.3 MB to 2 slices while 3 batches "
-        "ran, and held the stream for 0.12 s.",
+        "ran; held the stream for 0.12 s.",
     ),
     "scale failed": (
         {"operator": "counter", "attempt": 1, "reason": "node 127.0.0.4 was lost"},
-        "Moving key groups of counter failed with nothing changed (attempt 1 of 5) and begins "
-        "again: node 127.0.0.4 was lost",
+        "Moving key groups of counter failed (attempt 1 of 5): node 127.0.0.4 was lost. Starting "
+        "again; nothing was changed.",
     ),
     "batch failed": (
         {"version": 97, "attempt": 1, "reason": "a Python worker died"},
-        "Batch 97 failed (attempt 1 of 8) and is run again: a Python worker died",
+        "Batch 97 failed (attempt 1 of 8): a Python worker died. Running it again.",
     ),
     "failure": (
         {"host": "127.0.0.4", "slices": ["1-3"], "instances": {"counter": [2]}},
@@ -94,41 +95,43 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "node does not answer": (
         {"host": "127.0.0.4", "reason": "timed out"},
-        "The agent of node 127.0.0.4 does not answer, so it is ended and replaced: timed out",
+        "The agent of node 127.0.0.4 does not answer: timed out. Replacing it unless it answers "
+        "now.",
     ),
     "recovery": (
         {"lost": {"counter": [2]}, "slices": ["1-9"], "restored": 14, "replayed": 1},
-        "Recovered counter/2 in 2.5 s: made 1 slice from checkpoint 14 and replayed 1 batch.",
+        "Recovered counter/2 in 2.5 s: restored 1 slice from checkpoint 14 and replayed 1 batch.",
     ),
     "recovery failed": (
         {"reason": "node 127.0.0.5 was lost", "step": "replaying batches"},
-        "A recovery failed while replaying batches and begins again: node 127.0.0.5 was lost",
+        "Recovery failed while replaying batches: node 127.0.0.5 was lost. Starting it again.",
     ),
     "going back": (
         {"committed": 17, "reason": "state and its backups were lost"},
-        "The query goes back from batch 17 to a published checkpoint: state and its backups were "
-        "lost",
+        "Rolling the query back from batch 17 to a published checkpoint: state and its backups "
+        "were lost.",
     ),
     "restarted": (
         {"start": 12, "target": 17},
-        "The query goes on from checkpoint 12, and runs 5 batches again, up to batch 17.",
+        "The query resumes from checkpoint 12 and runs 5 batches again, up to batch 17.",
     ),
     "restart failed": (
         {"reason": "node 127.0.0.5 was lost", "step": "making slices from parts"},
-        "A restart failed while making slices from parts and begins again: node 127.0.0.5 was lost",
+        "Restart failed while making slices from parts: node 127.0.0.5 was lost. Starting it "
+        "again.",
     ),
     "power failure": (
         {"restored": 3, "again": 2},
-        "The machine was rebooted since the query ran, so what was written since checkpoint 3 may "
-        "be incomplete: it is removed, and 2 batches will run again.",
+        "The machine was rebooted since the query last ran. Results written after checkpoint 3 may "
+        "be incomplete; removing them and running 2 batches again.",
     ),
     "pool short": (
         {"nodes": 2, "missing": 1},
-        "The query has 2 nodes and wants 3; asking the cluster manager for 1 more.",
+        "The query has 2 nodes and wants 3. Requesting 1 more from the cluster manager.",
     ),
     "release failed": (
         {"reason": "old files were not removed: no answer"},
-        "Old files were not removed: no answer",
+        "Old files were not removed: no answer.",
     ),
 }
 
@@ -143,32 +146,43 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (
         "checkpoint failed",
         {"version": 14, "reason": "no room", "failures": 11, "tolerate": 10},
-        "Checkpoint 14 failed (11 in a row, 10 are tolerated) and the query stops: no room",
+        "Checkpoint 14 failed (11 in a row, 10 tolerated): no room. Stopping the query.",
     ),
     (
         "checkpoint failed",
         {"version": 14, "reason": "the query went back"},
-        "Checkpoint 14 failed: the query went back",
+        "Checkpoint 14 failed: the query went back.",
     ),
     (
         "merge failed",
         {"operator": "counter", "attempt": 5, "reason": "no room"},
-        "Merging small slices of counter failed with nothing changed (attempt 5 of 5) and is given "
-        "up: no room",
+        "Merging small slices of counter failed (attempt 5 of 5): no room. Giving up; nothing was "
+        "changed.",
     ),
     (
         "failure",
         {"host": "127.0.0.4", "slices": [], "instances": {}},
-        "Node 127.0.0.4 was lost; it served no slices.",
+        "Node 127.0.0.4 was lost. It served no slices.",
     ),
     (
         "node does not answer",
         {"host": "127.0.0.4", "reason": "timed out", "attempts": 3, "pause": 30.0},
-        "The agent of node 127.0.0.4 did not start in 3 attempts, so the node counts as lost and "
-        "is tried again in 30 s: timed out",
+        "The agent of node 127.0.0.4 did not start in 3 attempts: timed out. Treating the node as "
+        "lost; trying it again in 30 s.",
     ),
-    ("restarted", {"start": -1, "target": -1}, "The query begins with empty state."),
-    ("restarted", {"start": 9, "target": 9}, "The query goes on from checkpoint 9."),
+    ("restarted", {"start": -1, "target": -1}, "The query starts with empty state."),
+    ("restarted", {"start": 9, "target": 9}, "The query resumes from checkpoint 9."),
+    (
+        "batch failed",
+        {"version": 97, "attempt": 8, "reason": "Is the disk full?\nIt is."},
+        "Batch 97 failed (attempt 8 of 8): Is the disk full?",
+    ),
+    (
+        "stream held",
+        {"published": -1, "committed": 190},
+        "Holding the stream after batch 190 until a checkpoint is published. A restart would begin "
+        "from empty state; Spark's offset log would soon not reach back to it.",
+    ),
 ]
 """Sentences of events that have other words in other cases."""
 
@@ -305,7 +319,7 @@ def test_the_story_of_a_recovery(lines: list[str]) -> None:
     assert lines == [
         "Node b was lost with 1 slice of op/1.",
         "Recovering op/1 on c from checkpoint 3: 1 slice, 0 rows to read, 1 batch to replay.",
-        "Recovered op/1 in 0.0 s: made 1 slice from checkpoint 3 and replayed 1 batch.",
+        "Recovered op/1 in 0.0 s: restored 1 slice from checkpoint 3 and replayed 1 batch.",
     ]
 
 
@@ -321,7 +335,7 @@ def test_the_story_of_a_recovery_that_is_begun_again(lines: list[str]) -> None:
     assert lines[:3] == [
         "Node b was lost with 1 slice of op/1.",
         "Recovering op/1 on c from empty state: 1 slice, 0 rows to read, 2 batches to replay.",
-        "A recovery failed while making slices from parts and begins again: no room",
+        "Recovery failed while making slices from parts: no room. Starting it again.",
     ]
     assert lines[-1].startswith("Recovered op/1 in 0.5 s")
 
@@ -334,9 +348,9 @@ def test_the_story_of_a_scale(lines: list[str]) -> None:
     play.batches(6)
     assert lines[:3] == [
         "Scaling op from 2 to 3 instances.",
-        "Moving 2 of 8 key groups of op to 1 slice on c.",
+        "Moving 2 of 8 key groups of op to 1 new slice on c.",
         "Scaled op from 2 to 3 instances in 0.0 s: moved 200 bytes to 1 slice while 2 batches "
-        "ran, and held the stream for 0.00 s.",
+        "ran; held the stream for 0.00 s.",
     ]
 
 
@@ -345,8 +359,8 @@ def test_the_story_of_a_start(lines: list[str]) -> None:
     assert lines == [
         "Node a is ready: it has an executor and an agent.",
         "Node b is ready: it has an executor and an agent.",
-        "Driver 1 takes the query over: no batch has run yet.",
-        "The query begins with empty state.",
+        "Driver 1 takes the query over. There is no batch to resume from.",
+        "The query starts with empty state.",
     ]
     play.batches(4)
     published = next(each for each in play.sent if isinstance(each, o.Publish)).published
@@ -357,10 +371,10 @@ def test_the_story_of_a_start(lines: list[str]) -> None:
     again.wait(60)
     start = published.version
     assert lines == [
-        f"Driver 1 takes the query over: the last batch is {start + 2}, the newest version "
-        f"published {start}.",
-        f"Making the state of op from checkpoint {start}: 1 slice on a, 0 rows to read.",
-        f"The query goes on from checkpoint {start}, and runs 2 batches again, up to batch "
+        f"Driver 1 takes the query over. Last batch: {start + 2}; newest published checkpoint: "
+        f"{start}.",
+        f"Restoring the state of op from checkpoint {start}: 1 slice on a, 0 rows to read.",
+        f"The query resumes from checkpoint {start} and runs 2 batches again, up to batch "
         f"{start + 2}.",
     ]
 
@@ -371,7 +385,7 @@ def test_the_story_of_a_batch_that_fails(lines: list[str]) -> None:
     order = play.ask()
     assert order is not None
     play.break_off(order, Cause.PROCESS_LOST, "a Python worker died")
-    assert lines == ["Batch 0 failed (attempt 1 of 8) and is run again: a Python worker died"]
+    assert lines == ["Batch 0 failed (attempt 1 of 8): a Python worker died. Running it again."]
 
 
 def test_no_history_is_beyond_words(lines: list[str], named: set[str]) -> None:

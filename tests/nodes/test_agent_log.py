@@ -34,7 +34,7 @@ def test_a_flood_of_failures_is_a_few_lines(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) <= (MOST_LINES + 1) * (periods + 1)
     summaries = [each.message for each in caplog.records if "times more" in each.message]
     assert (
-        "A request failed with Refused 9997 times more in 10 s; the last of 10.0.0.1: the"
+        "A request failed with Refused 9997 times more in 10 s; the last from 10.0.0.1: the"
         in summaries[0]
     )
 

@@ -78,7 +78,7 @@ def test_its_output_goes_to_the_log(agent: AgentAddress, home: Path) -> None:
 
 def test_one_agent_for_a_folder(start: Starter, agent: AgentAddress, secret: Secret) -> None:
     assert start() == agent
-    with pytest.raises(DidNotHappen, match=r"another agent has .*not signed with the secret"):
+    with pytest.raises(DidNotHappen, match=r"another agent uses .*not signed with the secret"):
         start(secret=Secret.new())
     with Reached(str(agent), Signer(secret)) as node:
         assert node.ping().pid == agent.pid
@@ -101,7 +101,7 @@ def test_an_agent_that_hangs_is_replaced(start: Starter, secret: Secret, tmp_pat
 def test_a_later_driver_takes_the_folder_over(start: Starter, tmp_path: Path) -> None:
     """Whoever is the later one: each driver has a secret of its own."""
     first, mine, other = start(folder=tmp_path, epoch=1), Secret.new(), Secret.new()
-    with pytest.raises(DidNotHappen, match=r"another agent has .*not signed with the secret"):
+    with pytest.raises(DidNotHappen, match=r"another agent uses .*not signed with the secret"):
         start(folder=tmp_path, epoch=1, secret=other)
     second = start(folder=tmp_path, epoch=2, secret=mine)
     assert is_gone(first.pid)
@@ -220,7 +220,7 @@ def test_all_that_it_writes_is_for_its_user_alone(
 def test_a_folder_of_somebody_else_is_refused(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "folder").symlink_to(tmp_path / "theirs")
-    with pytest.raises(DidNotHappen, match="not a folder of this user"):
+    with pytest.raises(DidNotHappen, match="does not belong to this user"):
         start(folder=tmp_path / "folder", log=tmp_path / "log")
 
 

@@ -135,7 +135,7 @@ def test_whoever_waits_is_fenced_by_a_still_later_one(tmp_path: Path) -> None:
 def test_a_fence_that_cannot_be_written_admits_nobody(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / EPOCH).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DidNotHappen, match="cannot be noted"):
+    with pytest.raises(DidNotHappen, match="cannot be written to"):
         enter(Fence(tmp_path / EPOCH), 1)
 
 

@@ -128,7 +128,7 @@ def test_a_request_sent_twice(agent: AgentAddress, secret: Secret) -> None:
             raw.send(data)  # and again on the same connection
         kind, message = refusal(agent, data, b"kept")
         assert kind == "Refused"
-        assert "sent before" in message
+        assert "received before" in message
 
 
 @pytest.mark.parametrize(("age", "why"), [(120, "old"), (-120, "future")])
@@ -191,7 +191,7 @@ def test_fewer_bytes_than_declared(agent: AgentAddress, secret: Secret) -> None:
         answer = raw.answer()
     assert answer is not None
     assert answer[1]["error"] == "DidNotHappen"
-    assert "only 2 of 3" in answer[1]["message"]
+    assert "ended after 2 of 3 bytes" in answer[1]["message"]
 
 
 def test_a_wrong_checksum(agent: AgentAddress, secret: Secret) -> None:
@@ -293,7 +293,7 @@ def test_transfers_may_be_slow_but_must_go_on(
         since = time.monotonic()
         answer = raw.answer()
         assert answer is not None
-        assert "1 of 10 bytes came, then: timed out" in answer[1]["message"]
+        assert "failed after 1 of 10 bytes: timed out" in answer[1]["message"]
         assert 0.3 < time.monotonic() - since < 5
     with Reached(str(slow), Signer(secret)) as node:
         node.put("large", bytes(64 << 20))

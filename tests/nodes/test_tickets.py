@@ -103,7 +103,7 @@ def test_a_request_is_good_for_one_time(clock: Clock) -> None:
     for later in (0, 30, 30, 1, 1000):
         clock.now += later
         for data in (first, second):
-            with pytest.raises(Refused, match="sent before" if clock.now <= 1060 else "old"):
+            with pytest.raises(Refused, match="received before" if clock.now <= 1060 else "old"):
                 verifier.verify(data)
 
 
@@ -161,7 +161,7 @@ def test_too_many_are_refused_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
         verifier.verify(data)
     with pytest.raises(Refused, match="more than 3 requests"):
         verifier.verify(signed[3])
-    with pytest.raises(Refused, match="sent before"):
+    with pytest.raises(Refused, match="received before"):
         verifier.verify(signed[0])
 
 

@@ -92,7 +92,7 @@ def test_what_is_still_being_written_counts(
     go_on_later = threading.Timer(5, go_on.set)  # so that a wrong vault fails, and does not hang
     go_on_later.start()
     try:
-        with pytest.raises(DidNotHappen, match="0 bytes are used and 60 on their way, of 100"):
+        with pytest.raises(DidNotHappen, match="0 bytes are used, 60 are reserved, of 100"):
             vault.put("b", b"x" * 60)
     finally:
         go_on_later.cancel()
@@ -151,10 +151,10 @@ def test_without_a_limit_a_part_of_the_disk_stays_free(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: now)
     vault = Vault(tmp_path, None)
     assert vault.limit == 100
-    with pytest.raises(DidNotHappen, match=r"no room for 101 bytes .* 0 on their way, of 100"):
+    with pytest.raises(DidNotHappen, match=r"no room for 101 bytes .* 0 are reserved, of 100"):
         vault.put("a", b"x" * 101)
     first = vault.receiving("a", 60)
-    with pytest.raises(DidNotHappen, match=r"no room for 41 bytes .* 60 on their way, of 100"):
+    with pytest.raises(DidNotHappen, match=r"no room for 41 bytes .* 60 are reserved, of 100"):
         vault.receiving("b", 41)
     first.write(memoryview(b"x" * 50))
     now = disk(1000, 50, 100)  # the bytes of the first are on it now

@@ -175,7 +175,7 @@ def test_the_order_of_pairs_is_that_of_the_later_row() -> None:
         ({"on": ("rt", "rt")}, LEFT, RIGHT, "not a column of the left side"),
         ({"on": ("lt", "b")}, LEFT, RIGHT, "timestamp"),
         ({"on": ("lt", "rt"), "how": "outer"}, LEFT, RIGHT, "'inner' or 'left'"),
-        ({"on": ("lt", "rt"), "before": -2}, LEFT, RIGHT, "no time"),
+        ({"on": ("lt", "rt"), "before": -2}, LEFT, RIGHT, "within is empty"),
     ],
 )
 def test_what_cannot_be_joined_is_refused(

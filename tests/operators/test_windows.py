@@ -60,13 +60,13 @@ def test_lengths_are_read() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: tumbling(0, on="at"), "longer than nothing"),
+        (lambda: tumbling(0, on="at"), "longer than 0"),
         (lambda: tumbling("soon", on="at"), "soon"),
         (lambda: sliding("1 minute", "2 minutes", on="at"), "must not be longer"),
         (lambda: sliding("1 minute", 0, on="at"), "slide"),
         (lambda: session_window(-1, on="at"), "gap"),
-        (lambda: count_window(0), "at least one"),
-        (lambda: count_window(5, slide=6), "at most its size"),
+        (lambda: count_window(0), "size must be at least 1"),
+        (lambda: count_window(5, slide=6), "from 1 to the size"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(make, said) -> None:
@@ -96,7 +96,7 @@ MINUTE = tumbling("1 minute", on="at")
         (session_window("1 minute", on="at"), ["k"], {"mode": "update"}, "mode='append'"),
         (session_window("1 minute", on="at"), ["k"], {"delay": -1}, "negative"),
         (count_window(3), ["k"], {"mode": "update"}, "append"),
-        (count_window(3), ["k"], {"delay": 1}, "knows no time"),
+        (count_window(3), ["k"], {"delay": 1}, "has no event time"),
     ],
 )
 def test_operators_that_cannot_be_are_refused(window, keys, options, said) -> None:

@@ -146,7 +146,7 @@ def test_a_command_that_nobody_wants_any_more_ends() -> None:
     play.batch()
     command = play.checkpoint()
     play.happen(GiveUp(command))
-    assert play.ended[command].error == "the command was given up by whoever gave it"
+    assert play.ended[command].error == "the command was cancelled by its caller"
 
 
 def test_a_part_that_cannot_be_stored_fails_the_checkpoint_and_the_stream_goes_on() -> None:
@@ -226,7 +226,7 @@ def test_an_order_that_is_not_answered_in_time_has_failed() -> None:
     play.hold(o.Publish)
     play.batches(4)
     play.wait(61)
-    assert "not answered in time" in play.told("checkpoint failed")[0]["reason"]
+    assert "not answered within" in play.told("checkpoint failed")[0]["reason"]
 
 
 def test_after_many_failures_in_a_row_the_query_stops() -> None:

@@ -189,7 +189,7 @@ def test_a_move_that_is_given_up_leaves_nothing_behind(held: type) -> None:
     assert play.waiting(held)
     targets = {each.id: each.node for each in play.query.slices.values()}
     play.happen(GiveUp(command))
-    assert play.ended[command].error == "the command was given up by whoever gave it"
+    assert play.ended[command].error == "the command was cancelled by its caller"
     assert play.query.routed["op"] == before
     assert play.slices == slices
     assert set(play.query.slices) == {each.id for each in slices}
@@ -300,7 +300,7 @@ def test_a_move_that_waits_can_be_given_up() -> None:
     play = running()
     first, second = play.command(Scale, "op", 4), play.command(Scale, "op", 3)
     play.happen(GiveUp(second))
-    assert play.ended[second].error == "the command was given up by whoever gave it"
+    assert play.ended[second].error == "the command was cancelled by its caller"
     until_done(play, first)
     assert play.query.routed["op"].routing.instances == 4
 

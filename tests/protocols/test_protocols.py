@@ -129,7 +129,7 @@ def test_a_checkpoint_can_be_given_up() -> None:
     run.simulation.world.durable.down = True
     command = run.give(TakeCheckpoint)
     run.simulation.driver.take(GiveUp(command))
-    assert run.simulation.ended[command] == "the command was given up by whoever gave it"
+    assert run.simulation.ended[command] == "the command was cancelled by its caller"
     run.simulation.driver.take(GiveUp(command))
     run.simulation.world.durable.down = False
     run.commits(3)

@@ -135,7 +135,7 @@ def test_every_step_of_the_end_is_taken(
     with monkeypatch.context() as patched:
         patched.setattr(DriverLock, "release", failing)
         query.stop()
-    assert "its lock was not let go" in query.status
+    assert "its lock was not released" in query.status
 
 
 def test_stopped_by_a_function_of_a_batch(

@@ -79,7 +79,7 @@ def test_a_folder_among_the_files_of_another_query_is_refused(
     with pytest.raises(ab.PlanError, match="among the files of the query"):
         query_over(feed, spark).start(tmp_path / "ck" / "manifests" / "mine")
     run(query_over(feed, spark), tmp_path / "other" / "spark")
-    with pytest.raises(ab.PlanError, match=r"spark/ in it is the one of another query"):
+    with pytest.raises(ab.PlanError, match=r"spark/ in it belongs to another query"):
         query_over(feed, spark).start(tmp_path / "other")
 
 

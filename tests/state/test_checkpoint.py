@@ -238,7 +238,7 @@ def test_a_chain_is_followed_over_a_scale() -> None:
 @pytest.mark.parametrize(
     ("links", "told"),
     [
-        ([], "no captures"),
+        ([], "no capture of any key group"),
         ([(1, None, "0-7"), (3, 2, "0-7")], r"groups 0-7: .*version 3 \(base 2\).* version 1"),
         ([(1, None, "0-7"), (1, None, "3-4")], "groups 3-4"),
         (
@@ -313,7 +313,7 @@ def test_partition_is_total_and_disjoint(
 
 def test_partition_refuses_what_it_has_not() -> None:
     half, rest = assign(GROUPS, 2)
-    with pytest.raises(CheckpointError, match=r"instance 1 is to have groups 3-7.*lack 4-7"):
+    with pytest.raises(CheckpointError, match=r"instance 1 needs groups 3-7.*lack 4-7"):
         partition([FULL.select(half)], {0: half, 1: rest | KeyGroups.of([3])})
 
 

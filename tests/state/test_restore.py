@@ -328,7 +328,7 @@ def test_restore_refuses(folder: Path) -> None:
     other = TableLayout(LAYOUT.key, types.schema(count=types.int64), timers=True)
     with pytest.raises(SchemaChanged, match="not word string"):
         restore(place, other, [full, changes])
-    with pytest.raises(StateError, match="already is something"):
+    with pytest.raises(StateError, match="already exists"):
         restore(folder / "run", LAYOUT, [full])
     assert sorted(path.name for path in folder.iterdir()) == ["run"]
     run.table.close()

@@ -219,7 +219,9 @@ def test_a_manifest_under_the_name_of_another_is_refused() -> None:
     store = MemoryStore()
     written(store, [(True, 2, 1)])
     store.put("manifests/000000000001.json", store.get("manifests/000000000000.json"))
-    with pytest.raises(CheckpointCorrupt, match=r"000000000001\.json: the manifest of version 0"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"000000000001\.json has the manifest of version 0"
+    ):
         Manifests(store).get(Version(1))
 
 

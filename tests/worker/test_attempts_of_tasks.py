@@ -44,7 +44,10 @@ def test_a_result_that_is_computed_again_counts_once(running: Running) -> None:
     [
         (lambda result: result.coalesce(1), "twice"),
         (lambda result: result.coalesce(3), "twice|rows of group"),
-        (lambda result: result.sparkSession.range(0, 9, 1, 2).union(result), "as number|of group"),
+        (
+            lambda result: result.sparkSession.range(0, 9, 1, 2).union(result),
+            "ran partition|of group",
+        ),
     ],
     ids=["merged", "partly merged", "shifted"],
 )

@@ -64,14 +64,14 @@ def through_socket(data: bytes) -> list[pa.RecordBatch]:
 def test_a_connection_that_ends_between_messages_is_no_end(end: int) -> None:
     data = stream_of(BATCHES)[:end]
     assert list(pa.ipc.open_stream(io.BytesIO(data))) is not None, "Arrow takes it for complete"
-    with pytest.raises(CutOff, match="before the mark of their end"):
+    with pytest.raises(CutOff, match="without Arrow's end-of-stream mark"):
         through_socket(data)
 
 
 def test_a_connection_that_ends_anywhere_else_is_no_end() -> None:
     data = stream_of(BATCHES)
     for end in set(range(len(data))) - set(message_ends()):
-        with pytest.raises(CutOff, match="in the middle of a message"):
+        with pytest.raises(CutOff, match="in the middle of an Arrow message"):
             list(read_to_end(io.BytesIO(data[:end]), "the rows"))
 
 
@@ -96,7 +96,9 @@ def test_a_packed_value_that_was_cut_off_is_refused(end: int) -> None:
 
     whole = stream_of(BATCHES)
     assert list(read_values("packed", SCHEMA, values(whole))) == BATCHES
-    with pytest.raises(ValueError, match="'packed' is an Arrow stream that stops before"):
+    with pytest.raises(
+        ValueError, match="'packed' is an Arrow stream without its end-of-stream mark"
+    ):
         list(read_values("packed", SCHEMA, values(whole[:end])))
 
 

@@ -132,5 +132,5 @@ def test_values_with_other_columns_are_refused() -> None:
     with pa.ipc.new_stream(sink, other.schema) as writer:
         writer.write_batch(other)
     batch = pa.record_batch({ROWS: pa.array([sink.getvalue().to_pybytes()], pa.binary())})
-    with pytest.raises(ValueError, match=r"(?s)column '__rows'.*promised"):
+    with pytest.raises(ValueError, match=r"(?s)column '__rows'.*was given the schema"):
         list(read_values(ROWS, SCHEMA, iter([batch])))

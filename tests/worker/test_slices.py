@@ -182,7 +182,7 @@ def test_what_is_held_for_the_end_is_held_for_each_slice(four: Running) -> None:
 def test_rows_of_a_group_that_no_slice_serves_are_refused(four: Running) -> None:
     task = four.task(0, 1)
     fewer = replace(task, slices=(task.slices[0][:1] + task.slices[0][2:],))
-    with pytest.raises(Reshaped, match="op, instance 0, has the key groups 0-3,8-15, and rows of"):
+    with pytest.raises(Reshaped, match="op, instance 0, has the key groups 0-3,8-15, but received"):
         out_of(four, fewer, [IDS])
     twice = replace(task, slices=(task.slices[0] + task.slices[0][:1],))
     with pytest.raises(ValueError, match="two slices serve the same key group"):

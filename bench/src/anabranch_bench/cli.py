@@ -118,15 +118,17 @@ def bench_topk(
     help="Where the clock starts; 10200s is in seconds. [default: 170, or 0 with --input]",
 )
 @click.option("--to", "until", default="180", show_default=True, metavar="MINUTE")
-@click.option("--warm", metavar="MINUTES", help="Start so long before; from the beginning if not.")
-@click.option("--pace", default=1.0, show_default=True, help="0: as fast as it goes.")
+@click.option("--warm", metavar="MINUTES", help="Warm-up before --from. Default: from minute 0.")
+@click.option("--pace", default=1.0, show_default=True, help="0: as fast as possible.")
 @click.option("--search", is_flag=True, help="Find the greatest L that holds all limits.")
 @click.option("--check", is_flag=True, help="Compare all answers with those of the reference.")
-@click.option("--nodes", type=int, help="Run on a cluster of so many nodes on this machine.")
+@click.option("--nodes", type=int, help="Run on a cluster with this many nodes.")
 @click.option("--faults", is_flag=True, help="Scale operators, kill a node, scale back.")
 @click.option("--input", "input_", type=_PATH, help="An input instead of generated traffic.")
-@click.option("--history", type=_PATH, help="The history that goes with it.")
-@click.option("--expected", type=_PATH, help="Where the reference's answers are, or are to be.")
+@click.option("--history", type=_PATH, help="The history of that input.")
+@click.option(
+    "--expected", type=_PATH, help="The folder of the reference's answers; made if missing."
+)
 @click.option("--output", type=_PATH, help="Write the answers into this folder.")
 def bench_lrb(
     xways: int,
@@ -152,9 +154,9 @@ def bench_lrb(
     from anabranch_bench.lrb.run import Window
 
     if faults and nodes is None:
-        raise click.UsageError("--faults kills a node: say how many there are with --nodes")
+        raise click.UsageError("--faults kills a node; give the number of nodes with --nodes")
     if faults and not pace:
-        raise click.UsageError("--faults come at times of the clock, which --pace 0 does not have")
+        raise click.UsageError("--faults need a clock, so --pace must not be 0")
     end = _seconds(until)
     if since is None:
         since = f"{end - 60}s" if quick else "170" if input_ is None else "0"
@@ -163,7 +165,7 @@ def bench_lrb(
     # At a full minute, so that no minute is known in part.
     start = 0 if before is None else max(0, paced_from - _seconds(before)) // 60 * 60
     if not 0 <= start <= paced_from < end:
-        raise click.UsageError(f"--from {since} --to {until}: there is nothing between them")
+        raise click.UsageError(f"--from {since} --to {until}: the interval is empty")
     console = _console()
     result = measure(
         Order(
@@ -200,13 +202,13 @@ def _seconds(text: str) -> int:
 
 
 @bench.command("soak")
-@click.option("--minutes", default=120.0, show_default=True, help="How long.")
+@click.option("--minutes", default=120.0, show_default=True, help="Duration.")
 @click.option("--seed", type=int, help="Of input and faults; drawn and printed if not given.")
 @click.option("--rate", default=2_500, show_default=True, help="Rows a second.")
 @click.option("--compare", default=10.0, show_default=True, help="Minutes between comparisons.")
-@click.option("--folder", type=_PATH, help="A new folder to work in, which stays.")
-@click.option("--plot", type=_FILE, help="Draw what was sampled as a PNG here.")
-@click.option("--json", "json_file", type=_FILE, help="Write all that was seen here.")
+@click.option("--folder", type=_PATH, help="A new working folder, which is kept.")
+@click.option("--plot", type=_FILE, help="Draw the samples into this PNG file.")
+@click.option("--json", "json_file", type=_FILE, help="Write all measurements into this file.")
 def bench_soak(
     minutes: float,
     seed: int | None,

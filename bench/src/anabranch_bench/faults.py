@@ -1,4 +1,4 @@
-"""Runs on a cluster in which something happens: what to run, and what came of it."""
+"""Benchmark runs on a cluster with faults: scenarios and their results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Outcome:
         for at, number in self.commits:
             if number >= first:
                 return at - self.happened
-        raise QueryFailed("no batch was committed after what happened")
+        raise QueryFailed("no batch was committed after the fault")
 
     def between(self, start: float, stop: float) -> list[float]:
         """The seconds from commit to commit in a stretch of time."""
@@ -120,11 +120,11 @@ def run(scenario: Scenario) -> Outcome:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise QueryFailed(f"{scenario} was not over after {_SECONDS:.0f} s") from error
+            raise QueryFailed(f"{scenario} did not end within {_SECONDS:.0f} s") from error
         if done.returncode:
             errors.seek(0)
             lines = [line for line in errors.read().splitlines() if "Error" in line]
-            raise QueryFailed(f"{scenario}: {(lines or ['it ended without saying why'])[-1]}")
+            raise QueryFailed(f"{scenario}: {(lines or ['it ended without a message'])[-1]}")
     value = json.loads(done.stdout.splitlines()[-1])
     pairs = {name: [tuple(pair) for pair in value[name]] for name in ("commits", "memory")}
     return Outcome(**value | pairs)

@@ -179,7 +179,7 @@ class Commits(threading.Thread):
         while not condition():
             self._query.check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing has happened for {_PATIENCE:.0f} s")
+                raise TimeoutError(f"no progress for {_PATIENCE:.0f} s")
             time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Benchmark 3: what a batch of 100,000 rows costs as the state grows from 1e4 to 1e7 rows."""
+"""Benchmark 3: the time of a batch of 100,000 rows as the state grows from 1e4 to 1e7 rows."""
 
 from collections.abc import Iterator
 from dataclasses import replace

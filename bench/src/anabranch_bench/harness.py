@@ -1,4 +1,4 @@
-"""What a benchmark gives back: measures, bars, the machine they were taken on; as JSON."""
+"""The result of a benchmark: measures, bars and the machine, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a move takes besides time: ``anabranch bench scaling --only moved``.
+"""The bytes and memory of a move: ``anabranch bench scaling --only moved``.
 
 An operator with all keys in its state grows from 8 to 9 instances while its query runs. Bytes that
 are stored and read for it, and the memory that it takes, are set against those of the groups that

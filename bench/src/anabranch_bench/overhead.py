@@ -1,4 +1,4 @@
-"""Benchmark 4: what checkpoints cost, in throughput and in latency."""
+"""Benchmark 4: the cost of checkpoints in throughput and latency."""
 
 from dataclasses import replace
 from statistics import median

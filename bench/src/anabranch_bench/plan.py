@@ -1,4 +1,4 @@
-"""What one side of a benchmark is asked to run; small, and passed to its process as JSON."""
+"""The runs of one side of a benchmark, passed to its process as JSON."""
 
 from __future__ import annotations
 

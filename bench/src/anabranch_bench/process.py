@@ -1,4 +1,4 @@
-"""Runs one side of a benchmark in a process of its own and reads what it says."""
+"""Runs one side of a benchmark in a process of its own and reads its output."""
 
 from __future__ import annotations
 

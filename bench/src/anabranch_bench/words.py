@@ -1,4 +1,4 @@
-"""Benchmark 2: how often each word comes in each window of 30 seconds."""
+"""Benchmark 2: word counts in windows of 30 seconds."""
 
 from anabranch_bench.plan import Engine, Phase, Workload
 from anabranch_bench.runner import Runner

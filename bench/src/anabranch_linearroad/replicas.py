@@ -56,7 +56,7 @@ class Replicas:
     def history(self, history: pa.Table) -> Iterator[pa.Table]:
         """The history of each copy in turn."""
         if (most := pc.max(history["VID"]).as_py() or 0) >= self.spans["VID"]:
-            raise PlanError(f"history: VID {most} is none of the input's, and would be another's")
+            raise PlanError(f"history: VID {most} is not in the input, and would belong to a copy")
         for copy in range(self.copies):
             yield self._shifted(history, copy)
 

@@ -74,7 +74,7 @@ class Traffic:
         low = min(*self.rates, self.accidents, self.requests)
         if self.expressways < 1 or self.seconds < 1 or low < 0 or self.requests > 1:
             raise PlanError(
-                f"{self!r}: expressways and seconds must be at least 1, nothing negative, "
+                f"{self!r}: expressways and seconds must be at least 1, no value negative, "
                 "and requests at most 1"
             )
 

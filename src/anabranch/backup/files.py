@@ -1,4 +1,4 @@
-"""Backups as files: in a local folder, on HDFS, in an object store, wherever pyarrow reaches."""
+"""Backups as files: in a local folder, on HDFS, in an object store, or any pyarrow file system."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Files:
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
     ) -> tuple[str, ...]:
-        """No node: files outlive all of them."""
+        """None: the files survive the loss of every node."""
         return ()
 
     def available(self, part: Part, nodes: Collection[str]) -> bool:
@@ -51,5 +51,5 @@ class Files:
         return NodeLimits()
 
     def open(self) -> BackupStore:
-        """The store; the folder is made with the first backup."""
+        """Open the store. The folder is made with the first backup."""
         return self.where.open()

@@ -37,13 +37,13 @@ class Backup(Protocol):
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
     ) -> tuple[str, ...]:
-        """The nodes to store a part of a slice at; none: the store outlives all nodes.
+        """The nodes that store a part of a slice. Empty for a store that survives all nodes.
 
-        ``key`` says which slice it is, ``owner`` is its node. ``nodes`` are all that there are, and
-        ``senders`` those of them that send rows to it.
+        ``key`` identifies the slice, and ``owner`` is its node. ``nodes`` are all nodes, and
+        ``senders`` are those that send rows to the slice.
         """
         ...
 
     def available(self, part: Part, nodes: Collection[str]) -> bool:
-        """Whether a part can be had from these nodes."""
+        """Whether a part can be read while only these nodes are alive."""
         ...

@@ -1,4 +1,4 @@
-"""Backups at the nodes upstream: who keeps the state of whom."""
+"""Backups at upstream nodes: which node keeps the backups of which slice."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from anabranch.units import Duration, Size, byte_count, microseconds
 class Upstream:
     """Keep the backup of every instance at a node that sends rows to it.
 
-    Which one is decided by a hash, so the load is spread. A cluster with at least two nodes is
-    needed; the loss of one node at a time is survived. Backups stay on the disks of their nodes
-    when the query stops.
+    A hash chooses the node, which spreads the load. This needs a cluster of at least two nodes, and
+    survives the loss of one node at a time. Backups stay on the disks of their nodes when the
+    query stops.
     """
 
     capacity: Size | None = None
-    """The most that one node keeps for others, such as ``"64 GiB"``. None: what its disk has free,
-    less a reserve of a twentieth of the disk."""
+    """How much one node keeps for others at most, such as ``"64 GiB"``. None: the free space of its
+    disk, minus 5 % of the disk."""
     timeout: Duration = "30 seconds"
-    """How long a node may be silent, or a transfer stand still, before it counts as failed."""
+    """How long a node may be silent, or a transfer stall, before the request counts as failed."""
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.limits.silence <= 3600:
@@ -39,12 +39,12 @@ class Upstream:
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
     ) -> tuple[str, ...]:
-        """One of the nodes that send rows to the owner of a slice, or else any other node."""
+        """A node that sends rows to the owner, or any other node if fewer than two do."""
         upstream = senders if len(set(senders)) > 1 else nodes
         return (holder(key, owner, upstream),)
 
     def available(self, part: Part, nodes: Collection[str]) -> bool:
-        """Whether one of the nodes has it."""
+        """Whether one of the nodes has the part."""
         return any(host in nodes for host in part.holders)
 
     @property
@@ -65,8 +65,8 @@ class Upstream:
 def holder(key: str, own: str, upstream: Collection[str]) -> str:
     """The host that keeps the backups of a slice: never its own, unless there is no other.
 
-    Of all hosts the one whose hash with the slice's key is greatest, so that only the backups of a
-    host that goes have to move.
+    It is the host whose hash with the slice's key is the greatest. If a host is lost, only the
+    backups that it kept move.
 
     >>> holder("counter/1-7", "a", ["a", "b"])
     'b'

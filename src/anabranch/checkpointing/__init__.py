@@ -1,4 +1,4 @@
-"""When checkpoints are taken, and of what."""
+"""Checkpointing policies: when checkpoints are taken, full or incremental."""
 
 from anabranch.checkpointing.policy import Checkpointing as Checkpointing
 from anabranch.checkpointing.policy import Never as Never

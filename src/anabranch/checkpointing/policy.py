@@ -1,4 +1,4 @@
-"""The checkpointing axis: a policy says when, and whether full or only what changed."""
+"""Checkpointing policies: when a checkpoint is taken, and whether it is full or incremental."""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -11,7 +11,7 @@ Kind = Literal["full", "delta"]
 
 @dataclass(frozen=True)
 class Situation:
-    """What a policy may decide on, at the start of a batch."""
+    """The input of a policy's decision, at the start of a batch."""
 
     now: int
     """Microseconds, of any clock that only goes forward."""
@@ -28,15 +28,15 @@ class Situation:
 
 
 class Checkpointing(Protocol):
-    """When to checkpoint. A policy suggests; the coordinator may put it off while busy."""
+    """When to take checkpoints. The coordinator may postpone one while another is in progress."""
 
     def decide(self, situation: Situation) -> Kind | None:
-        """The checkpoint to take with this batch, if any."""
+        """The kind of checkpoint to take with this batch, if any."""
         ...
 
     @property
     def tracks_changes(self) -> bool:
-        """Whether tables must remember what changed since the last checkpoint."""
+        """Whether tables must track the rows that changed since the last checkpoint."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class Checkpointing(Protocol):
 
     @property
     def backs_up(self) -> bool:
-        """Whether state is to outlive its node: what lost its backup is checkpointed again."""
+        """Whether state must survive the loss of its node. State without a backup is captured."""
         ...
 
     @property
@@ -56,24 +56,24 @@ class Checkpointing(Protocol):
 
     @property
     def hold(self) -> bool:
-        """Whether the stream waits for a checkpoint when Spark's log of offsets would soon not
-        reach back to the newest one. If not, the query stops when a checkpoint fails then."""
+        """Whether the stream waits for a checkpoint before Spark's offset log no longer reaches
+        back to the newest one. If not, the query stops when a checkpoint fails then."""
         ...
 
 
 @dataclass(frozen=True)
 class Periodic:
-    """A checkpoint every ``interval``: of everything, or of what changed since the last one.
+    """A checkpoint every ``interval``: of all rows, or of those that changed since the last one.
 
-    Keep the interval well below the time you can wait for a restart: what came after the last
-    checkpoint is computed again. ``at_most`` bounds that in batches too, so that everything to be
-    computed again is still in Spark's own log of offsets. The newest ``retain`` checkpoints are
-    kept and can be read as tables.
+    A restart runs the batches after the last checkpoint again, so keep the interval well below the
+    time that a restart may take. ``at_most`` limits the number of these batches, so that Spark's
+    own log still has their offsets. The newest ``retain`` checkpoints are kept and can be read as
+    tables.
 
-    A checkpoint that fails is tried again, and an event tells of it. After more than ``tolerate``
-    failures in a row the query stops. Should checkpoints fail or take so long that Spark's log
-    would no longer reach back to the newest one, the stream waits for the next one; with
-    ``hold=False`` the query stops instead.
+    A checkpoint that fails is tried again, and recorded as an event. After more than ``tolerate``
+    failures in a row the query stops. The stream waits for a checkpoint before Spark's log no
+    longer reaches back to the newest one; with ``hold=False`` the query stops instead, if a
+    checkpoint has failed.
 
     >>> Periodic("5 seconds").tracks_changes
     True
@@ -103,22 +103,22 @@ class Periodic:
 
     @property
     def tracks_changes(self) -> bool:
-        """Only incremental checkpoints need it."""
+        """True for incremental checkpoints."""
         return self.incremental
 
     @property
     def backs_up(self) -> bool:
-        """That is what it is for."""
+        """Always true."""
         return True
 
 
 @dataclass(frozen=True)
 class Never:
-    """No checkpoints: state lives as long as the machine's memory.
+    """No checkpoints: state lasts as long as the machine's memory.
 
     Meant as a baseline. A query whose state is lost starts from the first batch again, if Spark's
-    log of offsets still goes back that far, and fails with a clear error if not. On a cluster
-    :class:`~anabranch.FromInput` computes lost state again from the newest input alone.
+    offset log still goes back that far. Otherwise it fails with an error that says so. On a
+    cluster :class:`~anabranch.FromInput` computes lost state again from the newest input alone.
     """
 
     def decide(self, situation: Situation) -> Kind | None:
@@ -127,25 +127,25 @@ class Never:
 
     @property
     def tracks_changes(self) -> bool:
-        """Nothing would ever ask."""
+        """Always false."""
         return False
 
     @property
     def retain(self) -> int:
-        """What an earlier run with another policy left is kept."""
+        """One: the newest checkpoint that a user commanded, or that an earlier run left."""
         return 1
 
     @property
     def backs_up(self) -> bool:
-        """There are no backups."""
+        """Always false."""
         return False
 
     @property
     def tolerate(self) -> int:
-        """What a user asks for by hand may fail as often as it likes."""
+        """No limit: a checkpoint that a user commands may fail any number of times."""
         return 2**31
 
     @property
     def hold(self) -> bool:
-        """There is nothing to wait for."""
+        """Always false."""
         return False

@@ -1,4 +1,4 @@
-"""The top of the command line, and how errors look there."""
+"""The command group of the command line, and its error output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BENCHMARKS = ("bench", "report")
 
 
 class _Commands(click.Group):
-    """Our commands and those of other packages.
+    """The commands of the library and of other packages.
 
-    An error of ours is one line and exit status 1; a traceback is only for bugs.
+    An error of the library is one line and exit status 1. A traceback is only for bugs.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""``anabranch clean``: remove what queries that are dead have left on this machine."""
+"""``anabranch clean``: remove what dead queries have left on this machine."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from anabranch.units import microseconds
 
 @click.command()
 @click.option(
-    "--state-folder", "given", metavar="FOLDER", help="Where live state is, if not by default."
+    "--state-folder",
+    "given",
+    metavar="FOLDER",
+    help="The folder of live state, if not the default.",
 )
-@click.option("--backups", metavar="FOLDER", help="Where backups are, if not by default.")
-@click.option("--kept", is_flag=True, help="Also state that is nowhere else.")
-@click.option("--older", default="7 days", show_default=True, help="Backups not used for so long.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--backups", metavar="FOLDER", help="The folder of backups, if not the default.")
+@click.option("--kept", is_flag=True, help="Also the state of queries without checkpoints.")
+@click.option("--older", default="7 days", show_default=True, help="Least age of unused backups.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 def clean(given: str | None, backups: str | None, kept: bool, older: str, dry_run: bool) -> None:
     """Remove what dead queries of this user have left on this machine.
 
-    That is state in memory and old backups for other nodes. Queries that run are left alone, and
-    so are checkpoint folders. A query without checkpoints has its state here only: it is removed
-    with --kept.
+    This removes state in memory, and old backups of other nodes. Running queries and checkpoint
+    folders are not touched. The state of a query without checkpoints has no copy elsewhere, and is
+    removed only with --kept.
     """
     base = state_folder(given)
     found = {folder: size(folder) for folder in leftovers(base, kept=kept)}

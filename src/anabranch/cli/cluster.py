@@ -31,7 +31,7 @@ def cluster() -> None:
 @click.option("--nodes", default=4, show_default=True, help="Workers, each on its own address.")
 @click.option("--cores", default=1, show_default=True, help="Tasks that a node runs at a time.")
 @click.option("--memory", default="1g", show_default=True, help="Heap of a node's executor.")
-@click.option("--cpus", type=float, help="Cores' worth of time that a node may take, such as 0.3.")
+@click.option("--cpus", type=float, help="CPU quota of a node in cores, such as 0.3.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep state and logs here.")
 def up(nodes: int, cores: int, memory: str, cpus: float | None, folder: Path | None) -> None:
     """Start a cluster and run it until Ctrl-C."""
@@ -75,7 +75,7 @@ def status() -> None:
 
 @cluster.command()
 @click.argument("host")
-@click.option("--keep-state", is_flag=True, help="Leave its state folder for when it comes back.")
+@click.option("--keep-state", is_flag=True, help="Keep its state folder for its return.")
 def kill(host: str, keep_state: bool) -> None:
     """Kill every process of a node at once."""
     from anabranch.cluster.control import ask

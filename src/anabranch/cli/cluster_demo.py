@@ -1,9 +1,9 @@
-"""The demo on a cluster: words per window, an operator that grows while it runs, a node that dies.
+"""The demo on a cluster: words per window, an operator that is scaled, a node that is killed.
 
-What the query does about it, its own log says: the demo prints that as it comes.
+The demo prints the log of the query.
 
-The stream is made of numbers, so that what it should have given can be computed once more, by
-Spark alone and in one piece, and compared.
+The stream is made of numbers, so that plain Spark can compute the expected result in one batch for
+the comparison.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PATIENCE = 180.0
 
 
 def tell(nodes: int, console: Console) -> bool:
-    """Run the whole demo; whether the result was right."""
+    """Run the whole demo. Returns whether the result was right."""
     from anabranch.cluster import LocalCluster
 
     with (
@@ -58,12 +58,12 @@ def tell(nodes: int, console: Console) -> bool:
             _acts(query, cluster, console)
         finally:
             query.stop()
-        with console.status("computing the same without a stream"):
+        with console.status("computing the expected result without a stream"):
             return _verdict(spark, Path(folder), query, console)
 
 
 class _Printed(logging.Handler):
-    """Prints what is logged."""
+    """Prints log records."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def _until(query: RunningQuery, condition: Callable[[], bool]) -> None:
     while not condition():
         query.await_termination(_LOOK_SECONDS)
         if time.monotonic() > deadline:
-            raise QueryFailed(f"nothing has happened for {_PATIENCE:.0f} seconds")
+            raise QueryFailed(f"the query made no progress for {_PATIENCE:.0f} seconds")
 
 
 def _verdict(spark: SparkSession, folder: Path, query: RunningQuery, console: Console) -> bool:

@@ -29,12 +29,12 @@ _CONF = {"spark.log.level": "ERROR", "spark.ui.enabled": "false"}
 
 
 @click.command()
-@click.option("--seconds", default=30.0, show_default=True, help="How long, from the first result.")
+@click.option("--seconds", default=30.0, show_default=True, help="Duration from the first result.")
 @click.option(
-    "--sentences", default=20_000, show_default=True, help="In a micro-batch; each has 8 words."
+    "--sentences", default=20_000, show_default=True, help="Per micro-batch; each has 8 words."
 )
-@click.option("--folder", help="Keep the checkpoints here, and carry on from what is there.")
-@click.option("--nodes", default=0, help="On a cluster instead, which scales and loses a node.")
+@click.option("--folder", help="The checkpoint folder, which is kept and resumed.")
+@click.option("--nodes", default=0, help="Run on a cluster, scale, and kill a node.")
 def demo(seconds: float, sentences: int, folder: str | None, nodes: int) -> None:
     """Count words in a generated stream and show them live. Ctrl-C ends it."""
     if nodes:

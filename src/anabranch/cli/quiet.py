@@ -1,4 +1,4 @@
-"""Keeps the chatter of a JVM out of a terminal that is drawn on."""
+"""Keeps the messages of a JVM out of a terminal with a live view."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Processes started inside write their standard error to a file that nobody sees.
+    """Redirect the standard error of processes that start in the block to a temporary file.
 
-    If what is inside fails, the text is printed after all: it may say why.
+    If the block fails, the file is printed, as it may have the reason.
     """
     sys.stderr.flush()
     kept = os.dup(2)

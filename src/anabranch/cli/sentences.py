@@ -1,4 +1,4 @@
-"""The stream of the demo: endless sentences, the same ones in every run."""
+"""The stream of the demo: endless sentences, the same in every run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS = 1 << 30
 
 
 def generate(spark: SparkSession, per_batch: int) -> DataFrame:
-    """A streaming DataFrame with a column ``text``: so many sentences in each micro-batch."""
+    """A streaming DataFrame with a column ``text``, with this many sentences per micro-batch."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", per_batch)
     numbers = source.option("numPartitions", spark.sparkContext.defaultParallelism).load()
     return numbers.select(sentence(F.col("value")).alias("text"))

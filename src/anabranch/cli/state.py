@@ -43,7 +43,7 @@ def state() -> None:
 @state.command("list")
 @_folder
 def list_state(folder: str) -> None:
-    """What there is: versions, operators, columns, sizes."""
+    """List versions, operators, columns and sizes."""
     console = Console()
     manifests, _ = open_checkpoints(folder)
     versions = manifests.versions()
@@ -68,7 +68,7 @@ def list_state(folder: str) -> None:
 @_version
 @click.option("--limit", default=20, show_default=True, help="Rows to show.")
 def show(folder: str, operator: str | None, version: int | None, limit: int) -> None:
-    """The first rows of an operator's state."""
+    """Show the first rows of an operator's state."""
     console = Console()
     store, manifest, name = _find(folder, operator, version)
     with console.status("reading the checkpoint"):
@@ -136,7 +136,7 @@ def _files(operator: OperatorManifest) -> str:
 
 
 def _portions(operator: OperatorManifest) -> list[KeyGroups]:
-    """All key groups, in as many runs as it takes for each to fit into memory."""
+    """All key groups, in portions that fit into memory."""
     groups = operator.schema.key_groups
     size = sum(part.bytes for part in operator.parts)
     portions = min(groups, max(1, -(-size // _AT_ONCE)))

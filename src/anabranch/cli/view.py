@@ -1,4 +1,4 @@
-"""How the demo looks: a panel in a terminal, a line where there is none."""
+"""The output of the demo: a panel in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

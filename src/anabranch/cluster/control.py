@@ -1,4 +1,4 @@
-"""How other terminals talk to the process that runs a cluster: JSON lines over a unix socket.
+"""Commands to the process that runs a cluster: JSON lines over a unix socket.
 
 A request is ``{"op": "kill", "host": "127.0.0.2"}``; an answer is ``{"ok": {...}}`` or
 ``{"error": "..."}``. The socket is in a folder that only its user can enter.
@@ -31,7 +31,7 @@ Operation = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def runtime_folder() -> Path:
-    """The folder of this user for sockets; made if it is not there, refused if others can enter."""
+    """The user's folder for sockets; made if missing, refused if others can enter it."""
     given = os.environ.get("XDG_RUNTIME_DIR")
     folder = (
         Path(given) / "anabranch"
@@ -68,7 +68,7 @@ def serve(path: Path, operations: Mapping[str, Operation]) -> Iterator[None]:
 
 
 def ask(path: Path, op: str, **fields: Any) -> dict[str, Any]:
-    """Have the cluster behind a socket do something, and return its answer."""
+    """Send a command to the cluster behind a socket, and return its answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER)
         try:
@@ -81,12 +81,12 @@ def ask(path: Path, op: str, **fields: Any) -> dict[str, Any]:
                 line = answers.readline(LONGEST)
         except OSError as error:
             raise ClusterFailed(
-                f"the cluster did not answer to {op!r} ({error}); see what it is doing with: "
+                f"the cluster did not answer the command {op!r} ({error}); check its state with: "
                 "anabranch cluster status"
             ) from error
     answer = _parse(line)
     if answer is None:
-        raise ClusterFailed(f"the process of the cluster ended before it answered to {op!r}")
+        raise ClusterFailed(f"the cluster's process ended before it answered the command {op!r}")
     if "error" in answer:
         raise ClusterFailed(str(answer["error"]))
     return cast("dict[str, Any]", answer["ok"])
@@ -144,13 +144,13 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def _claimed(path: Path) -> Iterator[None]:
-    """Hold the right to serve at this path; what a killed process has left there is removed."""
+    """Hold the lock of this path, and remove what a killed process has left there."""
     with path.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ClusterFailed(
-                "a cluster of yours is running already; end it first: anabranch cluster down"
+                "you have a cluster running already; stop it first: anabranch cluster down"
             ) from error
         path.unlink(missing_ok=True)
         yield

@@ -1,10 +1,10 @@
-"""Waits for the process that runs a cluster to end, then clears away what it has left.
+"""Waits for the process that runs a cluster to end, then removes what it has left.
 
 Run as a file, with nothing but the standard library, so that waiting costs next to nothing::
 
     python keeper.py PID FOLDER GROUP
 
-However that process ends, by kill -9 too, no process and no folder of the cluster stays.
+No process and no folder of the cluster stays, even if that process is killed with kill -9.
 """
 
 import os
@@ -15,7 +15,7 @@ _SWEEP = "from anabranch.cluster.sweep import main; main()"
 
 
 def main(pid: int, *sweep: str) -> None:
-    """Wait for the process with this id, our parent; then become the sweep."""
+    """Wait for the parent process with this id to end, then run the sweep."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

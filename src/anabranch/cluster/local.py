@@ -28,10 +28,10 @@ _SECONDS = 180.0  # a machine that is busy with other things is slow to start JV
 class LocalCluster:
     """A Spark master and workers, each worker its own host on its own loopback address.
 
-    Every node has a state folder that its processes find in ``ANABRANCH_STATE_FOLDER``. If this
-    process ends without :meth:`stop`, everything is cleared away all the same. Methods may be
-    called from several threads. The cluster is open to every user of this machine, as Spark's
-    standalone clusters are.
+    Every node has a state folder, which its processes find in ``ANABRANCH_STATE_FOLDER``. If this
+    process ends without :meth:`stop`, all processes and folders are removed all the same. Methods
+    may be called from several threads. The cluster is open to every user of this machine, as
+    Spark's standalone clusters are.
 
     ::
 
@@ -48,16 +48,16 @@ class LocalCluster:
         cpus: float | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        """Say what to start; :meth:`start`, or ``with``, starts it.
+        """Configure a cluster; :meth:`start`, or ``with``, starts it.
 
         Args:
             nodes: How many workers to start with.
             cores: How many tasks a node runs at a time.
             memory: The heap of a node's executor.
-            cpus: How many cores' worth of time a node may take, by a control group. It holds from
-                when a node is ready, not while its processes start. None for no limit.
-            folder: An empty or new folder for state and logs. The logs stay in it. By default
-                everything is in memory and vanishes.
+            cpus: The CPU quota of a node in cores, set by a control group. It applies once the
+                node is ready, not while its processes start. None for no limit.
+            folder: An empty or new folder for state and logs, which keeps the logs. By default
+                everything is in memory and is removed at the end.
         """
         if not 1 <= nodes <= MOST_NODES:
             raise PlanError(f"nodes={nodes}: a cluster has 1 to {MOST_NODES} nodes")
@@ -110,7 +110,7 @@ class LocalCluster:
 
     @property
     def limited(self) -> bool:
-        """Whether nodes are held to their quota of CPU time."""
+        """Whether the CPU quota of nodes is enforced."""
         return self._resources is not None and self._resources.groups is not None
 
     def session(self, **conf: str | int | bool) -> SparkSession:
@@ -127,7 +127,7 @@ class LocalCluster:
         return session
 
     def await_executors(self, seconds: float = _SECONDS) -> None:
-        """Wait until every node has an executor of the session. Quotas do not slow that down."""
+        """Wait until every node has an executor of the session. Quotas are lifted meanwhile."""
         resources = self._up()
         missing = resources.sessions.without_executor(self.nodes)
         self._limit(missing, None)
@@ -145,7 +145,7 @@ class LocalCluster:
     def kill(self, host: str, *, keep_state: bool = False) -> None:
         """Kill every process of a node at once, as when a machine is lost.
 
-        Its state folder goes as well, unless you keep it for a node that comes back.
+        Its state folder is removed too, unless you keep it for a node that comes back.
         """
         with self._lock:
             self._node(host).kill(keep_state=keep_state)
@@ -205,7 +205,7 @@ class LocalCluster:
         while True:
             self._used += 1
             if self._used > 254:
-                raise ClusterFailed("all addresses of 127.0.0.x were used; start a new cluster")
+                raise ClusterFailed("all addresses 127.0.0.x are used up; start a new cluster")
             host = f"127.0.0.{self._used}"
             if host not in self._nodes:
                 return host

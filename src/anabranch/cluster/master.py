@@ -1,4 +1,4 @@
-"""The master of a local cluster, and what it says of its workers."""
+"""The Spark master of a local cluster, and its list of workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _web = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Registered(NamedTuple):
-    """A worker that the master counts on."""
+    """A worker that is registered with the master."""
 
     name: str
     host: str
@@ -67,7 +67,7 @@ class Master:
         }
 
     def reap(self) -> None:
-        """Take note that the process has been killed."""
+        """Collect the exit status of the killed process."""
         self._process.wait()
 
     def _answers(self) -> bool:

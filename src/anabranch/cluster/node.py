@@ -1,4 +1,4 @@
-"""One node of a local cluster: a Spark worker, and everything it has started."""
+"""One node of a local cluster: a Spark worker and all processes that it has started."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Node:
         return self._process.poll() is None
 
     def kill(self, *, keep_state: bool) -> None:
-        """End every process of the node at once, and lose what it had."""
+        """Kill every process of the node at once, and remove its state."""
         end(lambda: of_folder(self._folder, self._group))
         self.reap()
         lose(self._folder, keep_state=keep_state)
@@ -55,7 +55,7 @@ class Node:
         end(lambda: found & executors(self._process.pid))
 
     def reap(self) -> None:
-        """Take note that the worker has been killed."""
+        """Collect the exit status of the killed worker."""
         self._process.wait()
 
     def complaint(self) -> str:

@@ -145,8 +145,8 @@ def end(find: Callable[[], set[int]], seconds: float = _SECONDS) -> None:
         empty = 0 if opened else empty + 1
         if opened and time.monotonic() > deadline:
             raise ClusterFailed(
-                f"processes {sorted(opened)} are still there {seconds:.0f} s after they were "
-                "killed; see what they wait for with: ps -o pid,stat,wchan,args"
+                f"processes {sorted(opened)} still run {seconds:.0f} s after they were killed; "
+                "see what they wait for with: ps -o pid,stat,wchan,args"
             )
         if empty and empty < _EMPTY_LOOKS:
             time.sleep(_PAUSE)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Groups(Protocol):
-    """Control groups that limit CPU, below one folder of the kernel's file system."""
+    """Control groups that limit CPU time, below one folder of the kernel's file system."""
 
     @property
     def folder(self) -> Path:
@@ -58,7 +58,7 @@ class GroupsV1:
 
 @dataclass(frozen=True)
 class GroupsV2:
-    """Groups of version 2, whose controllers are handed down level by level."""
+    """Groups of version 2, whose controllers are enabled level by level."""
 
     folder: Path
 
@@ -80,10 +80,10 @@ class GroupsV2:
 
 
 def open_groups(name: str, cpus: float) -> Groups | None:
-    """Groups under this name that can limit to this many cores; None where that is not permitted.
+    """Groups of this name that can limit CPU time to this many cores; None if not permitted.
 
-    They are below the group of this process. Version 2 refuses that to a group with processes in
-    it, and the one above is tried, as a user's own slice may be.
+    They are below the group of this process. Version 2 refuses a group that has processes itself;
+    the group above is tried then, as it may be the user's own slice.
     """
     refusals = []
     mounts = Path("/proc/self/mounts").read_text()
@@ -98,12 +98,12 @@ def open_groups(name: str, cpus: float) -> Groups | None:
             continue
         return groups
     reason = "; ".join(refusals) or "no cpu controller is mounted"
-    _log.warning("Nodes run without a limit of %s CPUs each: %s", cpus, reason)
+    _log.warning("The limit of %s CPUs for each node is not applied: %s", cpus, reason)
     return None
 
 
 def candidates(name: str, mounts: str, membership: str) -> Iterator[Groups]:
-    """Where groups could be made, the best place first.
+    """The groups that could be used, the best first.
 
     ``mounts`` and ``membership`` are the texts of /proc/self/mounts and /proc/self/cgroup.
     """
@@ -129,11 +129,11 @@ def remove(folder: Path) -> None:
 
 def _remove_one(folder: Path) -> None:
     # A group is busy until the kernel has buried the last process of it.
-    if not until(lambda: _removed(folder), _REMOVAL):
-        _log.warning("Control group %s was not removed: it still has processes.", folder)
+    if not until(lambda: _remove_folder(folder), _REMOVAL):
+        _log.warning("Control group %s was not removed: processes still run in it.", folder)
 
 
-def _removed(folder: Path) -> bool:
+def _remove_folder(folder: Path) -> bool:
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a local cluster has in use from its start to its stop."""
+"""The resources of a local cluster, from its start to its stop."""
 
 from __future__ import annotations
 

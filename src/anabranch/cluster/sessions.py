@@ -27,8 +27,8 @@ class Sessions:
         active = SparkContext._active_spark_context
         if active is not None and active.master != master:
             raise PlanError(
-                f"a session on {active.master} is open in this program, and there can be only "
-                "one: stop it first"
+                f"this program has an open Spark session on {active.master}, and there can be "
+                "only one; stop that session first"
             )
         settings: dict[str, Any] = {
             "spark.driver.host": MASTER_HOST,

@@ -1,7 +1,7 @@
-"""Clearing away everything of a cluster: processes, control groups, folders.
+"""Removing all traces of a cluster: processes, control groups, folders.
 
 :func:`main`, with ``FOLDER keep|remove [GROUP]`` as arguments, does it for a cluster whose own
-process is gone.
+process has ended.
 """
 
 import shutil
@@ -16,7 +16,7 @@ LOST = ("state", "scratch")
 
 
 def sweep(folder: Path, *, keep_logs: bool, group: Path | None) -> None:
-    """End every process of the cluster in this folder and remove what they have written."""
+    """Kill every process of the cluster in this folder, and remove what they have written."""
     end(lambda: of_folder(folder, group))
     if group is not None:
         quotas.remove(group)
@@ -28,7 +28,7 @@ def sweep(folder: Path, *, keep_logs: bool, group: Path | None) -> None:
 
 
 def lose(node: Path, *, keep_state: bool = False) -> None:
-    """Remove what a node has in its folder, as when a machine is lost."""
+    """Remove the state of a node from its folder, as when a machine is lost."""
     for name in LOST:
         if not (keep_state and name == "state"):
             _remove(node / name)

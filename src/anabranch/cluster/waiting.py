@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with an end."""
+"""Waiting for a condition, with a timeout."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _PAUSE = 0.05
 
 
 def until(ask: Callable[[], Answer], seconds: float) -> Answer:
-    """Ask until the answer is true or the time is over, and return the last answer."""
+    """Evaluate a condition until it is true or the time is over, and return its last value."""
     deadline = time.monotonic() + seconds
     while True:
         answer = ask()

@@ -1,1 +1,1 @@
-"""The driver's side of a running query: batches, commits, checkpoints, recovery."""
+"""The coordinator: batches, commits, checkpoints and recovery of a running query, on the driver."""

@@ -1,4 +1,4 @@
-"""The parts of a running query, put together: from a checkpoint folder to a loop that runs."""
+"""Assembling a running query: from a checkpoint folder and a plan to a loop that runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ LONGEST_CHAIN = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """How a query is to be run; see :meth:`anabranch.Query.start`."""
+    """The settings of a run; see :meth:`anabranch.Query.start`."""
 
     folder: str | Path
     checkpointing: Checkpointing
@@ -96,7 +96,7 @@ class Assembly:
     trusted: bool
 
     def begin(self) -> None:
-        """Let the loop run: it brings the state to where it was."""
+        """Start the loop, which restores the state."""
         routed = {
             name: Routed(of, tuple(self.ledger.known.placement.get(name, ())))
             for name, of in self.ledger.known.routing.items()
@@ -113,21 +113,21 @@ class Assembly:
         self.events.add("checkpoint damaged", version=version, reason=reason[:500])
 
     def forget_tables(self) -> None:
-        """Give the memory of the state back: it is stored."""
+        """Drop all state tables, once their state is stored."""
         for host, tables in self.asking.tables_at(self.loop.query).items():
             self.asking.drop_tables(host, tables)
 
     def closing(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What is to be closed, in this order, and what it means if it cannot be."""
-        yield "its nodes are still looked at", self.watcher.close
-        yield "its epoch is still looked at", self.lookout.close
-        yield "its coordinator was not closed", self.loop.close
-        yield "its work was not finished", self.shell.close
-        yield "its nodes were not let go", self.nodes.close
-        yield "its lock was not let go", self.locks.release
+        """What to close, in this order, and the consequence if closing fails."""
+        yield "its watcher of nodes was not stopped", self.watcher.close
+        yield "its watcher of epochs was not stopped", self.lookout.close
+        yield "its coordinator was not stopped", self.loop.close
+        yield "its pending orders were not finished", self.shell.close
+        yield "its agents were not stopped", self.nodes.close
+        yield "its lock was not released", self.locks.release
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         for _, close in self.closing():
             close()
 
@@ -139,14 +139,14 @@ def assemble(
     settings: Settings,
     stopped: Callable[[AnabranchError], None],
 ) -> Assembly:
-    """Take the query over from whoever ran it last, and put its parts together.
+    """Take the query over from its last driver, and assemble its parts.
 
-    ``stopped`` is called when it cannot go on.
+    ``stopped`` is called when the query cannot continue.
     """
     folder = CheckpointFolder.of(settings.folder)
     instances = settings.instances or spark.sparkContext.defaultParallelism
     known = _identify(folder, bounds, instances)
-    asked = _asked(bounds, instances)
+    asked = _asked_instances(bounds, instances)
     backup = folder.files if settings.backup is None else settings.backup
     local = is_local(spark)
     if local:
@@ -281,31 +281,31 @@ def _taken_over(
 def _identify(
     folder: CheckpointFolder, bounds: Mapping[Stateful, Bound], instances: int
 ) -> Identity:
-    """The query of a folder as it was, or a new one; refused if the program is another one."""
+    """The identity in a folder, or a new one. PlanError if it is the folder of another query."""
     operators = {bound.name: identity.describe(bound) for bound in bounds.values()}
     folder.check()
     before = identity.load(folder.store)
     if before is None:
-        asked = _asked(bounds, instances)
+        asked = _asked_instances(bounds, instances)
         routing = {n.name: Routing.even(n.key_groups, asked[n.name]) for n in bounds}
         return Identity(identity.new_query(), 0, operators, routing, asked=asked, boot=boot_id())
     identity.compare(before, operators)
     return before
 
 
-def _asked(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
-    """How many instances the program asks for."""
+def _asked_instances(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:
+    """The number of instances of each operator that the program asks for."""
     return {node.name: min(node.key_groups, node.instances or instances) for node in bounds}
 
 
 def _check_local(backup: Backup, tls: Tls | None) -> None:
     if backup.where.at_nodes:
         raise PlanError(
-            f"backup={type(backup).__name__}() needs a cluster: here the driver runs all tasks "
-            "itself, and there is no other node; use Files(...), or a Spark master with executors"
+            f"backup={type(backup).__name__}() needs a cluster: a local master has no other node; "
+            "use Files(...), or a Spark master with executors"
         )
     if tls is not None:
-        raise PlanError("tls= needs a cluster: here nothing is sent between nodes")
+        raise PlanError("tls= needs a cluster: a local master sends nothing between nodes")
 
 
 def _nodes(
@@ -339,13 +339,13 @@ def _before(node: Stateful) -> tuple[str, ...]:
 
 
 def _volatile(folder: CheckpointFolder, plan: Plan) -> bool:
-    """Whether something of the query is on disks of this machine, and not flushed at once."""
+    """Whether the query has files on disks of this machine that are not flushed at once."""
     sinks = [output.sink for output in plan.outputs]
     return folder.is_local or any(isinstance(s, Replaceable) and s.local for s in sinks)
 
 
 def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[Version, str]:
-    """Have results and Spark's logs up to a version on disk; what a manifest notes of them."""
+    """Flush results and Spark's logs up to a version, and return what a manifest notes of them."""
     try:
         for output in plan.outputs:
             if isinstance(output.sink, Replaceable):
@@ -353,6 +353,6 @@ def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[Version, s
         logs.flush(version)
         return logs.newest_offsets(version)
     except OSError as error:
-        raise DidNotHappen(f"the results up to version {version} are not flushed: {error}") from (
+        raise DidNotHappen(f"results up to version {version} were not flushed: {error}") from (
             error
         )

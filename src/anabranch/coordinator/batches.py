@@ -1,6 +1,6 @@
-"""A batch as it runs: a job of Spark that runs all operators, then sinks, then the commit.
+"""Running a batch: Spark jobs run all operators and write to the sinks, then the commit follows.
 
-When it runs the protocols say; see :mod:`anabranch.coordinator.handover`.
+The protocols decide when a batch runs; see :mod:`anabranch.coordinator.handover`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ HERE = ""
 
 @dataclass(frozen=True)
 class Program:
-    """What a query computes: what is the same for all of its batches."""
+    """The settings of a query that are the same for all of its batches."""
 
     query: str
     plan: Plan
@@ -125,7 +125,7 @@ class Batches(HandOver):
         self.sent.trim(operator, upto)
 
     def router(self, operator: str, routed: Routed) -> Router | PackedRouter:
-        """What sends rows to the instances of an operator."""
+        """The router that sends rows to the instances of an operator."""
         known = self._routers.get(operator)
         if known is None or known.routing != routed.routing:
             known = router_of(self.program.bound(operator), routed.routing)
@@ -142,9 +142,9 @@ class Batches(HandOver):
         try:
             while True:
                 try:
-                    return self._committed(frame, order, steps, began, attempts)
+                    return self._run_and_commit(frame, order, steps, began, attempts)
                 except Exception as error:
-                    _let_go(steps)
+                    _drop_buffers(steps)
                     if not (reshaped(error) and self._compute_first(self._reshapable)):
                         raise
         except Exception as error:
@@ -156,7 +156,7 @@ class Batches(HandOver):
             reason = _LOST if self._cancelled and cause is Cause.PROCESS_LOST else str(self.failure)
             return BatchFailed(order.version, order.fence, cause, reason, missing)
 
-    def _committed(
+    def _run_and_commit(
         self,
         frame: DataFrame,
         order: RunBatch,
@@ -229,9 +229,9 @@ class Batches(HandOver):
     def _complete(
         self, order: RunBatch, frames: Frames, jobs: Jobs
     ) -> dict[tuple[str, int], InstanceReport]:
-        """The reports of all instances; a batch without one of them has not happened.
+        """The reports of all instances. A batch without all reports is not committed.
 
-        Where a sink or a transform read only a part of the rows, operators are run to their end.
+        If a sink or a transform read only a part of the rows, the rest is computed here.
         """
         reports = self.reports.take(order.version)
         missing = _unreported(self.program, order, reports)
@@ -239,28 +239,28 @@ class Batches(HandOver):
             return reports
         if frames.reshapable - self._computed_first and jobs.any_failed():
             raise Reshaped(
-                f"batch {order.version}: a Spark job failed inside a function of the query, which "
-                "caught the error and went on"
+                f"batch {order.version}: a function of the query caught the error of a failed "
+                "Spark job"
             )
         self._compute_first(missing)
         frames.finish(missing)
         reports |= self.reports.take(order.version)
         for node in _unreported(self.program, order, reports):
             raise Unreported(
-                f"operator {node.name!r}: not all of its instances reported on batch "
-                f"{order.version}"
+                f"operator {node.name!r}: the reports of some instances on batch {order.version} "
+                "are missing"
             )
         return reports
 
     def _compute_first(self, nodes: Collection[Stateful]) -> bool:
-        """Compute these operators by jobs of their own from now on; whether any was not before."""
+        """Compute these operators by Spark jobs of their own from now on. Whether any is new."""
         new = set(nodes) - self._computed_first
         self._computed_first |= new
         if new:
             names = ", ".join(sorted(node.name for node in new))
             _log.info(
-                "A sink or transform reads only a part of the rows of %s, or changes their "
-                "partitions; they are computed whole by a job of their own from now on.",
+                "A sink or transform reads only some rows of %s, or changes their partitions. From "
+                "now on a Spark job of its own computes all of these rows first.",
                 names,
             )
         return bool(new)
@@ -300,15 +300,15 @@ class Batches(HandOver):
 
 
 class Unreported(QueryFailed):
-    """An instance did not report on a batch: another attempt has to run it once more.
+    """The report of an instance is missing, so the batch needs another attempt.
 
-    A task can fail after Spark has kept the rows of an operator that it ran. What it reported is
-    lost with it, and the next task finds the rows and does not run the operator again.
+    A task can fail after Spark has cached the rows of its operator. Its report is lost, and the
+    next task reads the cached rows instead of running the operator again.
     """
 
 
 class _Cancellable:
-    """The jobs that this thread starts in the block end once they are cancelled."""
+    """Lets another thread cancel the Spark jobs that this thread starts in the block."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -327,7 +327,7 @@ class _Cancellable:
         self._context.removeJobTag(self._tag)
 
     def cancel(self) -> None:
-        """End these jobs, and those that are yet to be started. Does not wait."""
+        """Cancel these jobs, and those that are started later. Does not wait."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._cancel, name="anabranch-cancel", daemon=True
@@ -342,7 +342,7 @@ class _Cancellable:
 
 
 def slice_order(each: Slice, wanted: CaptureWanted | None) -> SliceOrder:
-    """What a task is told of a slice."""
+    """The order to a task to run a slice."""
     capture = None
     if wanted is not None:
         capture = CaptureOrder(wanted.groups, wanted.base, wanted.clean)
@@ -355,7 +355,7 @@ def table_of(each: Slice) -> TableName:
 
 
 def slice_of(table: str) -> SliceId:
-    """The slice that a table is of."""
+    """The id of the slice that a table belongs to."""
     return SliceId(table.rpartition("/")[2])
 
 
@@ -369,7 +369,7 @@ def loads_of(reports: Iterable[InstanceReport], seconds: float) -> dict[str, flo
 
 
 def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[SliceId, SliceReport]:
-    """What instances report of their slices."""
+    """The reports of instances, by slice."""
     slices = {each.id: each for each in order.slices}
     wanted = {each.slice: each for each in order.captures}
     told: dict[SliceId, SliceReport] = {}
@@ -395,8 +395,8 @@ def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[Slic
     return told
 
 
-def _let_go(steps: dict[Stateful, Step]) -> None:
-    """Let go of what an attempt that failed has sent: another one sends it anew."""
+def _drop_buffers(steps: dict[Stateful, Step]) -> None:
+    """Drop the output buffers of a failed attempt: the next attempt sends its rows again."""
     for step in steps.values():
         step.trim()
     steps.clear()
@@ -410,7 +410,7 @@ def _task(
     batch_time: int,
     wanted: Mapping[SliceId, CaptureWanted],
 ) -> OperatorTask:
-    """How an operator is to run in a batch, after the last commit."""
+    """The task of an operator in the batch after the last commit."""
     routed = order.routed[bound.name]
     slices: list[list[SliceOrder]] = [[] for _ in routed.hosts]
     mine = [each for each in order.slices if each.operator == bound.name]
@@ -440,7 +440,7 @@ def _task(
 def _unreported(
     program: Program, order: RunBatch, reports: Mapping[tuple[str, int], InstanceReport]
 ) -> set[Stateful]:
-    """The operators of which not all instances have reported."""
+    """The operators with missing reports of instances."""
     return {
         node
         for node in program.bounds
@@ -450,7 +450,7 @@ def _unreported(
 
 
 def _cause(error: Exception, failure: AnabranchError, *, cancelled: bool) -> Cause:
-    """Why an attempt of a batch failed with an error, which users see as another one."""
+    """The cause of a failed attempt: ``error`` as raised, ``failure`` as users see it."""
     if isinstance(failure, Deposed):
         return Cause.FENCED
     if isinstance(failure, StateMissing):

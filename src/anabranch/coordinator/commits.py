@@ -19,7 +19,7 @@ _NAME = re.compile(rf"{_FOLDER}(\d{{12}})\.json")
 
 @dataclass(frozen=True)
 class Commit:
-    """That a batch is done: its state is final and its results are in every sink."""
+    """A committed batch: its state is final and its results are in every sink."""
 
     version: Version
     times: Times
@@ -29,7 +29,7 @@ class Commit:
     """Which slices the batch ran with; see :class:`~anabranch.protocols.query.Query`."""
 
     def to_bytes(self) -> bytes:
-        """The file of a commit."""
+        """The bytes of a commit file."""
         body = {
             "version": self.version,
             "times": self.times,
@@ -40,7 +40,7 @@ class Commit:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str) -> Commit:
-        """The commit in a file; CheckpointCorrupt if its bytes are not the ones written."""
+        """Read a commit file. CheckpointCorrupt if its bytes are not those that were written."""
         body = unseal("commit", data, name=name)
         try:
             return cls(
@@ -65,8 +65,8 @@ NOTHING = Commit(NO_VERSION, {})
 class CommitLog:
     """One small file per batch. Only the newest are kept, more than Spark keeps of its own log.
 
-    The files need not be flushed. What a power failure takes or spoils of them is made up for by
-    the newest manifest, which is flushed, and only after the results up to its version are.
+    The files are not flushed. After a power failure the newest manifest replaces them. A manifest
+    is flushed, after the results up to its version.
     """
 
     def __init__(self, store: BackupStore, *, keep: int = 250) -> None:
@@ -80,20 +80,20 @@ class CommitLog:
             try:
                 commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
                 if commit.version != version:
-                    raise CheckpointCorrupt(f"{name}: the commit of version {commit.version}")
+                    raise CheckpointCorrupt(f"{name} has the commit of version {commit.version}")
                 return commit
             except CheckpointCorrupt as error:
                 # What it said is computed again from a checkpoint.
-                _log.warning("A commit is damaged; going on from the one before: %s", error)
+                _log.warning("A commit file is damaged; using the commit before it: %s", error)
         return NOTHING
 
     def offsets(self, version: Version) -> str | None:
-        """The checksum of the offsets with which a batch was committed, if that is known."""
+        """The checksum of the offsets that a batch was committed with, if known."""
         commit = self.get(version)
         return None if commit is None else commit.offsets
 
     def get(self, version: Version) -> Commit | None:
-        """The commit of a version, if it is there and whole."""
+        """The commit of a version, if its file exists and is undamaged."""
         try:
             name = _name(version)
             commit = Commit.from_bytes(self._store.get(name).to_pybytes(), name=name)
@@ -102,13 +102,13 @@ class CommitLog:
         return commit if commit.version == version else None
 
     def append(self, commit: Commit) -> None:
-        """Commit a batch. When this returns, the batch is done, whatever process dies."""
+        """Commit a batch. The commit survives the death of any process once this returns."""
         self._store.put(_name(commit.version), commit.to_bytes())
         if commit.version >= self._keep:
             self._store.delete(_name(Version(commit.version - self._keep)))
 
     def forget_after(self, version: Version) -> None:
-        """Take back the commits of all later batches."""
+        """Delete the commits of all later batches."""
         for later in reversed(self._versions()):
             if later > version:
                 self._store.delete(_name(later))

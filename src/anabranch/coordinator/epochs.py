@@ -1,8 +1,8 @@
-"""Which driver a query belongs to: whoever has taken the highest number in its checkpoint folder.
+"""Epochs: a query belongs to the driver with the highest epoch number in its checkpoint folder.
 
-A number is taken by making a file that nobody has made before, and only the one after the highest
-is taken. So two drivers never have the same, whatever machine they are on, and a driver is not the
-newest any more once the file after its own is there. Whatever lasts is written after such a look.
+A driver takes the number after the highest, by creating a file that did not exist. Two drivers on
+whatever machines therefore never have the same number. A driver is deposed once a file with a
+higher number exists. It looks for such a file before it writes anything durable.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LOOK_SECONDS = 10.0
 
 
 class EpochStore(Protocol):
-    """What numbers are taken in: a store where a name can be made only once."""
+    """The store of the epoch files, in which a name can be created only once."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Store bytes under a name that nobody has used; False if somebody was first."""
+        """Store bytes under a new name. False if the name exists already."""
         ...
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """The names that start with a text."""
+        """The names that start with a prefix."""
         ...
 
     def size(self, name: str) -> int:
@@ -40,12 +40,12 @@ class EpochStore(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Forget a name."""
+        """Delete a name."""
         ...
 
 
 class Reign:
-    """The time in which one driver has the query."""
+    """The ownership of a query by one driver, under its epoch."""
 
     def __init__(self, store: EpochStore, epoch: Epoch) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class Reign:
 
     @classmethod
     def begin(cls, store: EpochStore, driver: str, *, above: int = 0) -> Reign:
-        """Take the query over from whoever had it; ``driver`` tells others who has it now."""
+        """Take the query over. ``driver`` identifies this driver in the epoch file."""
         for _ in range(_TRIES):
             taken = _taken(store)
             epoch = max([above, *taken]) + 1
@@ -67,8 +67,8 @@ class Reign:
             reign._tidy(taken)
             return reign
         raise DidNotHappen(
-            f"{_TRIES} other drivers took the query over while this one tried to; is something "
-            "starting it again and again?"
+            f"{_TRIES} other drivers took the query over while this one started; check whether "
+            "something starts the query again and again"
         )
 
     def check(self) -> None:
@@ -86,16 +86,14 @@ class Reign:
             try:
                 self._store.delete(_name(epoch))
             except StoreError as error:
-                _log.info(
-                    "The file that says driver %s had the query was not removed: %s", epoch, error
-                )
+                _log.info("The epoch file of earlier driver %s was not deleted: %s", epoch, error)
 
 
 class Lookout:
-    """Looks now and then whether this driver still has the query.
+    """Checks periodically whether this driver still has the query.
 
-    Whatever a driver writes, it looks first. One that has nothing to write would never find out,
-    and keep what it has of a cluster from the one that has taken over.
+    A driver checks before every durable write too. A deposed driver that has nothing to write would
+    never find out without this, and would keep cluster resources from its successor.
     """
 
     def __init__(
@@ -108,11 +106,11 @@ class Lookout:
         self._thread = threading.Thread(target=self._look, name="anabranch-epochs", daemon=True)
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Start to check."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop to check, and wait for the thread."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -126,8 +124,8 @@ class Lookout:
                 return
             except StoreError as error:
                 _log.info(
-                    "The checkpoint folder does not say who has the query; looking again in "
-                    "%.0f s: %s",
+                    "The epochs in the checkpoint folder cannot be read; trying again in %.0f s: "
+                    "%s",
                     self._seconds,
                     error,
                 )

@@ -26,23 +26,23 @@ _FILES = 40
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a query."""
+    """An event of a query, such as a failure, a recovery or a checkpoint."""
 
     kind: str
     """``failure``, ``recovery``, ``scale``, ``checkpoint``, ``merge``, ``pool short``, ..."""
     at: float
-    """Seconds since the epoch, when it was over."""
+    """When it was over, in seconds since 1970."""
     seconds: float = 0.0
     """How long it took."""
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
-        """Whether something was tried and did not succeed; ``details["reason"]`` says why."""
+        """Whether an operation failed; ``details["reason"]`` says why."""
         return self.kind.endswith(" failed")
 
     def __str__(self) -> str:
-        """What happened, as a sentence."""
+        """The event as a sentence."""
         return story.sentence(self.kind, self.seconds, self.details)
 
     def to_json(self) -> str:
@@ -59,7 +59,7 @@ class Event:
 
 
 class Events:
-    """Where a running query writes its events. All are logged too, each as a sentence."""
+    """The event log of a running query. Every event is logged as a sentence too."""
 
     def __init__(self, store: BackupStore, run: int) -> None:
         self._store = store
@@ -71,11 +71,11 @@ class Events:
         self.recent: deque[Event] = deque(maxlen=_RECENT)
 
     def add(self, kind: str, seconds: float = 0.0, **details: Any) -> None:
-        """Something has happened."""
+        """Record and store an event."""
         self.store(self.note(kind, seconds, **details))
 
     def note(self, kind: str, seconds: float = 0.0, **details: Any) -> Event:
-        """Something has happened, and is to be seen at once; it is not stored yet."""
+        """Record and log an event, which :meth:`store` then writes to the checkpoint folder."""
         event = Event(kind, time.time(), seconds, details)
         self.recent.append(event)
         _log.log(story.level(kind, details), "%s", event)
@@ -107,7 +107,7 @@ class Events:
             return list(self._store.list(_FOLDER))
         except StoreError as error:
             _log.warning(
-                "The events of earlier runs cannot be listed, so old files are not removed: %s",
+                "The event files of earlier runs cannot be listed, so old ones are not deleted: %s",
                 error,
             )
             return []

@@ -1,4 +1,4 @@
-"""Telling apart why a batch failed: what can be tried again, what needs state, what is a bug."""
+"""Classifying why a batch failed: worth another attempt, missing state, or an error of the user."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ _TRY_AGAIN = {StateLocked, Fenced, Misplaced, Reshaped, CutOff, SinkFailed}
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Whether the batch failed for want of a process, so that it is worth another try.
+    """Whether the batch failed because a process was lost, so that another attempt may succeed.
 
-    A user's function may raise an error of its own for that of a job, so causes count too.
+    A user's function may wrap the error of a Spark job in its own, so causes count too.
     """
     return any(_worth_another_try(each) for each in _with_causes(error))
 
 
 def reshaped(error: BaseException) -> bool:
-    """Whether a task could not know which instance it was to run."""
-    return any(isinstance(_ours(each), Reshaped) for each in _with_causes(error))
+    """Whether the batch failed because the partitions of an operator were changed."""
+    return any(isinstance(_library_error(each), Reshaped) for each in _with_causes(error))
 
 
 def another_planned(error: BaseException) -> bool:
-    """Whether Spark's query ended because what it was to write into its logs was there already."""
+    """Whether Spark's query ended because another driver had written the same entry of its log."""
     return any(sign in str(error) for sign in _PLANNED)
 
 
 def session_gone(error: BaseException) -> bool:
-    """Whether nothing can be asked of Spark any more: its JVM is gone, or its session stopped."""
+    """Whether Spark has ended: its JVM is gone, or its session was stopped."""
     if not isinstance(error, Py4JJavaError):
         # Where the JVM has answered with an error of its own, that is in a Py4JJavaError.
         return isinstance(error, Py4JError | ConnectionError)
@@ -76,13 +76,13 @@ def session_gone(error: BaseException) -> bool:
 
 
 def translated(error: BaseException) -> AnabranchError:
-    """The error of a job in the user's words: our own errors as they were raised in the task."""
-    ours = _ours(error)
+    """The error of a Spark job as users see it: an error of ours as the task raised it."""
+    ours = _library_error(error)
     if ours is not None:
         return ours
     for cause in _with_causes(error):
         # A user's function may have raised an error of its own for it; state is lost all the same.
-        if isinstance(lost := _ours(cause), StateMissing):
+        if isinstance(lost := _library_error(cause), StateMissing):
             return lost
     if session_gone(error):
         return QueryFailed(
@@ -96,7 +96,7 @@ def translated(error: BaseException) -> AnabranchError:
 
 
 def _worth_another_try(error: BaseException) -> bool:
-    ours = _ours(error)
+    ours = _library_error(error)
     if ours is not None:
         return type(ours) in _TRY_AGAIN
     text = str(error)
@@ -104,7 +104,7 @@ def _worth_another_try(error: BaseException) -> bool:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it was raised for."""
+    """An error and its chain of causes."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -113,8 +113,8 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
 
 
-def _ours(error: BaseException) -> AnabranchError | None:
-    """An error of ours, or the one that a task ended with. The last counts, not its causes."""
+def _library_error(error: BaseException) -> AnabranchError | None:
+    """An error of the library, or the one that a task ended with. Its causes do not count."""
     if isinstance(error, AnabranchError):
         return error
     for name, message in reversed(_OURS.findall(str(error))):
@@ -125,7 +125,7 @@ def _ours(error: BaseException) -> AnabranchError | None:
 
 
 def _last_of_traceback(text: str) -> str:
-    """A Python error inside a Spark error is buried in stack traces; the user's part is the end."""
+    """The Python error inside a Spark error: the end of the traceback."""
     start = text.find("Traceback (most recent call last)")
     if start < 0:
         return text.splitlines()[0] if text else "the batch failed without a message"

@@ -1,4 +1,4 @@
-"""The checkpoint folder that a user names: what it may be, and how it is opened."""
+"""The checkpoint folder: checking it, and opening the stores in it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class CheckpointFolder:
 
     @classmethod
     def of(cls, given: str | Path) -> CheckpointFolder:
-        """The folder that a user has named, wherever the process is."""
+        """The folder with an absolute URI."""
         return cls(absolute(given))
 
     @property
     def store(self) -> FileStore:
-        """The folder for what must last."""
+        """The folder as a store that flushes what is written."""
         return FileStore(*resolve(self.uri), cached=False)
 
     @property
     def log(self) -> FileStore:
-        """The same folder, for what may be lost with the machine's power: it can be done again."""
+        """The folder as a store that does not flush, for files that can be written again."""
         return FileStore(*resolve(self.uri), flushed=False)
 
     @property
     def files(self) -> Files:
-        """The folder as the store of checkpoint files, where the user names no other."""
+        """The default backup: checkpoint files in the checkpoint folder."""
         return Files(self.uri)
 
     @property
@@ -51,12 +51,12 @@ class CheckpointFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk of this machine."""
+        """Whether the folder is on a local file system."""
         return is_local(self.uri)
 
     @property
     def path(self) -> Path | None:
-        """The folder, if it is one of this machine."""
+        """The path of the folder, if it is on a local file system."""
         return Path(resolve(self.uri)[1]) if self.is_local else None
 
     def check(self) -> None:
@@ -73,8 +73,8 @@ class CheckpointFolder:
         for own in sorted(_OWN):
             if is_query(posixpath.join(folder, own)):
                 raise PlanError(
-                    f"{self.uri} cannot be a checkpoint folder: {own}/ in it is the one of "
-                    "another query; use another folder"
+                    f"{self.uri} cannot be a checkpoint folder: {own}/ in it belongs to another "
+                    "query; use another folder"
                 )
         below = folder
         while (above := posixpath.dirname(below)) not in ("", below):

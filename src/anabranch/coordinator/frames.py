@@ -1,4 +1,4 @@
-"""The DataFrames of one batch: a plan turned into Spark jobs."""
+"""The DataFrames of one batch, built from the plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from anabranch.worker.task import LATE, OperatorTask
 
 @dataclass
 class Step:
-    """How one operator is to run in one batch."""
+    """One operator in one batch: its task, its router, and the buffer of its input."""
 
     bound: Bound
     task: OperatorTask
@@ -52,7 +52,7 @@ class Step:
     """The latest event time that the operator had seen after the batch."""
 
     def trim(self) -> None:
-        """Let go of what the batch has sent."""
+        """Drop the rows that were sent to the operator in this batch."""
         if self.buffer is not None:
             self.buffer.trim()
 
@@ -60,14 +60,13 @@ class Step:
 class Frames:
     """Builds the DataFrames of a batch, each at most once.
 
-    What feeds several consumers is kept until :meth:`release`: an operator is then run once, and
-    not once per consumer. Would a kept block be lost, Spark runs the operator again, and its table
-    rolls back first; the outcome is the same.
+    A frame with several consumers is cached until :meth:`release`, so that its operator runs once
+    instead of once per consumer. If a cached block is lost, Spark runs the operator again; its
+    table rolls back first, and the result is the same.
 
-    A task knows by the number of its partition which instance it runs. That goes wrong where a
-    function of the user, or a union, merges or shifts the partitions of an operator before they are
-    computed. The operators in ``computed_first`` are therefore computed by a job of their own, and
-    what reads them finds finished rows.
+    The partition number of a task tells it which instance it runs. A function of the user, or a
+    union, can merge or shift the partitions of an operator before they are computed. The operators
+    in ``computed_first`` are therefore computed first, by a Spark job of their own.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Frames:
             self._frames[source] = self._keep_if_shared(source, frame)
 
     def deliver(self, output: Output, delivery: Delivery) -> None:
-        """Run the job that brings a batch into a sink."""
+        """Run the Spark job that writes a batch to a sink."""
         sink: Sink = output.sink
         node = output.input
         fusible = isinstance(node, Stateful) and len(self._plan.consumers(node)) == 1
@@ -105,16 +104,16 @@ class Frames:
             sink.write(self._frame(node), delivery)
 
     def discard(self, output: Output) -> None:
-        """Run the operators behind a sink, for the sake of their state alone."""
+        """Run the operators before a sink, and drop their results."""
         _run_all(self._frame(output.input))
 
     @property
     def reshapable(self) -> set[Stateful]:
-        """The operators whose rows were given to a function of the user, which may do anything."""
-        return {node for node in self._whole_frames if _given_away(self._plan, node)}
+        """The operators whose rows a function of the user reads, which may change partitions."""
+        return {node for node in self._whole_frames if _read_by_user(self._plan, node)}
 
     def finish(self, nodes: Collection[Stateful]) -> None:
-        """Run operators to their end of whose rows only a part was read."""
+        """Run operators on all of their input, where only a part of their rows was read."""
         # Those behind others first: they may themselves read only a part of what those make.
         again: set[Stateful] = set(nodes)
         for node in reversed(self._plan.operators()):
@@ -124,7 +123,7 @@ class Frames:
                 _run_all(self._whole(node))
 
     def release(self) -> None:
-        """Let go of everything that was kept."""
+        """Release all cached frames."""
         for frame in self._kept:
             frame.unpersist()
         for computed in self._computed:
@@ -148,10 +147,10 @@ class Frames:
             case Late(of):
                 return self._whole(of).where(F.col(LATE).isNotNull()).select(f"{LATE}.*")
             case Source():
-                raise LookupError("every source has its rows from the start")
+                raise LookupError("the frames of sources are given")
 
     def _whole(self, node: Stateful) -> DataFrame:
-        """An operator's rows with its late rows still among them."""
+        """The rows of an operator, late rows included."""
         if node not in self._whole_frames:
             step = self._steps[node]
             frame = self._run(step)
@@ -186,7 +185,7 @@ class Frames:
         return step.router.in_order(step.buffer.pinned(step.task.hosts))
 
     def _packed(self, before: Node, router: PackedRouter) -> DataFrame:
-        """Rows of what comes before an operator, packed for its instances as they are made."""
+        """The input of an operator, packed for its instances by the tasks that make it."""
         match before:
             case Unpack(source, column, schema):
                 read = partial(steps.read_and_divide, column, schema, router.divide)
@@ -196,7 +195,7 @@ class Frames:
                 run = partial(steps.run_and, up.task, self._reports, router.divide)
                 return map_in_arrow(self._input(up), run, PACKED)
             case _:
-                raise TypeError(f"the rows of {before} come from Spark, and not packed")
+                raise TypeError(f"the rows of {before} are not packed")
 
     def _keep_if_shared(self, node: Node, frame: DataFrame) -> DataFrame:
         if node in self._computed_first:
@@ -211,10 +210,10 @@ class Frames:
 
 
 def read_in_part(plan: Plan) -> set[Stateful]:
-    """The operators of which the plan itself says that they are to be computed first.
+    """The operators that the plan itself requires to be computed first.
 
-    Their partitions are not the first in a union, as on the right of a join, or only the first of
-    their rows are looked at.
+    Their partitions are not the first in a union, as on the right of a join, or only their first
+    rows are read.
     """
     found: set[Stateful] = set()
     for node in plan.operators():
@@ -227,7 +226,7 @@ def read_in_part(plan: Plan) -> set[Stateful]:
 
 
 def _operators_at(node: Node) -> set[Stateful]:
-    """The operators whose rows reach a node without passing another one."""
+    """The operators whose rows reach a node without passing through another operator."""
     if isinstance(node, Stateful):
         return {node}
     return {up for before in inputs(node) for up in _operators_at(before)}
@@ -238,7 +237,7 @@ def _run_all(frame: DataFrame) -> None:
 
 
 def router_of(bound: Bound, routing: Routing) -> Router | PackedRouter:
-    """What sends rows to the instances of an operator."""
+    """The router that sends rows to the instances of an operator."""
     if bound.packed:
         return PackedRouter(packing_of(bound), routing, ordered=bound.ordered)
     return Router(bound.hash, routing, ordered=bound.ordered)
@@ -250,7 +249,7 @@ def packing_of(bound: Bound) -> Packing:
 
 
 def result_schema(bound: Bound) -> StructType:
-    """The columns that the tasks of an operator return, its late rows among them."""
+    """The columns that the tasks of an operator return, including those of its late rows."""
     schema = spark_schema(bound.output)
     if not bound.late:
         return schema
@@ -262,8 +261,8 @@ def without_late(step: Step, whole: DataFrame) -> DataFrame:
     return whole.where(F.col(LATE).isNull()).drop(LATE) if step.bound.late else whole
 
 
-def _given_away(plan: Plan, node: Stateful | Late) -> bool:
-    """Whether rows of an operator are given to a function of the user."""
+def _read_by_user(plan: Plan, node: Stateful | Late) -> bool:
+    """Whether a function of the user reads the rows of an operator."""
     for after in plan.consumers(node):
         match after:
             case Transform():
@@ -272,12 +271,12 @@ def _given_away(plan: Plan, node: Stateful | Late) -> bool:
                 if not isinstance(sink, PartSink | MemorySink):
                     return True
             case Late():
-                if _given_away(plan, after):
+                if _read_by_user(plan, after):
                     return True
     return False
 
 
 def _is_packed(plan: Plan, node: Stateful, steps: Mapping[Stateful, Step]) -> bool:
-    """Whether an operator runs to its end whenever the one after it runs."""
+    """Whether an operator processes all of its input whenever the operator after it runs."""
     after = plan.consumers(node)
     return any(isinstance(each, Stateful) and steps[each].bound.packed for each in after)

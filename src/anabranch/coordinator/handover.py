@@ -1,8 +1,9 @@
-"""Spark hands its batches over in a thread of its own, and they run when the protocols say so.
+"""Taking batches from Spark, and running them when the protocols order it.
 
-The thread asks for its batch and waits for the order to run it. An attempt that fails is told to
-the protocols, which see to what was lost and order the batch again. The thread goes back to Spark
-once the batch is committed, or if the stream is to end or to be taken back.
+Spark calls :meth:`HandOver.take` for each batch, in a thread of its own. The thread asks the
+protocols for the batch and waits for the order to run it. A failed attempt is reported to the
+protocols, which recover what was lost and order the batch again. The call returns once the batch
+is committed. It raises if the stream ends, or if Spark must run earlier batches again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = logging.getLogger("anabranch")
 
 
 class TakenBack(QueryFailed):
-    """Spark is to run earlier batches again, and this one when it comes to it."""
+    """Ends a call of Spark's, because Spark must run earlier batches again first."""
 
 
 @dataclass
@@ -38,11 +39,11 @@ class _Ticket:
 
 
 class HandOver(ABC):
-    """Takes batches from Spark, and runs each when it is ordered; how, a subclass says."""
+    """Takes batches from Spark and runs each when it is ordered. A subclass runs the batch."""
 
     def __init__(self, loop: Loop) -> None:
         self.failure: AnabranchError | None = None
-        """What the batch that ran last has failed with."""
+        """The error of the last batch, if it failed."""
         self._loop = loop
         self._commit = NOTHING
         self._ticket: _Ticket | None = None
@@ -58,23 +59,23 @@ class HandOver(ABC):
     def attempt(
         self, frame: Any, order: RunBatch, began: float, attempts: int
     ) -> BatchCommitted | BatchFailed:
-        """Run a batch, which takes its commit to be the last one if it succeeds."""
+        """Run a batch, and commit it if it succeeds."""
 
     @abstractmethod
     def trim(self, operator: str, upto: Version) -> None:
-        """Let go of what was sent to an operator."""
+        """Drop the kept rows that were sent to an operator, up to a version."""
 
     # Spark's thread
 
     def take(self, frame: Any, version: Version) -> None:
-        """Called by Spark for every micro-batch, and again for one it does not know to be done."""
+        """Called by Spark for every micro-batch, and again for one without a commit of Spark's."""
         if version <= self._commit.version:
             return
         if version != self._commit.version + 1:
             raise StateMissing(
-                f"Spark's log goes on with batch {version}, and the last committed batch is "
-                f"{self._commit.version}: spark/ and commits/ in the checkpoint folder are not of "
-                "the same time. Restore a whole copy of the folder, or start in a new one"
+                f"Spark's next batch is {version}, but the last committed batch is "
+                f"{self._commit.version}: spark/ and commits/ in the checkpoint folder do not "
+                "belong together. Restore a complete copy of the folder, or start in a new one"
             )
         ticket = _Ticket(version)
         with self._lock:
@@ -108,13 +109,13 @@ class HandOver(ABC):
         return self._commit.version
 
     def in_batch(self) -> bool:
-        """Whether the thread that asks is running a batch, as a function of for_each_batch is."""
+        """Whether the calling thread runs a batch, as a function of for_each_batch does."""
         return self._runs == threading.get_ident()
 
     # The loop and the stream
 
     def run(self, order: RunBatch) -> None:
-        """The batch that Spark waits for may run."""
+        """Let the waiting batch run."""
         self._cancelled = False
         self.fence = order.fence
         with self._lock:
@@ -123,12 +124,12 @@ class HandOver(ABC):
             ticket.orders.put(order)
 
     def cancel(self, order: CancelBatch) -> None:
-        """End the jobs of a batch that cannot succeed."""
-        _log.warning("Batch %s needs a slice that is lost; cancelling it.", order.version)
+        """Cancel the Spark jobs of a batch that cannot succeed."""
+        _log.warning("Cancelling batch %s: a slice that it needs was lost.", order.version)
         self._cancelled = True
 
     def end(self, error: BaseException) -> None:
-        """Let Spark's thread go, now and whenever it comes, with an error; see resume."""
+        """End this and every later call of Spark's with an error, until :meth:`resume`."""
         with self._lock:
             self._ended = error
             ticket = self._ticket
@@ -136,7 +137,7 @@ class HandOver(ABC):
             ticket.orders.put(error)
 
     def resume(self, commit: Commit) -> None:
-        """Go on after a committed batch; what was sent before is of another time line."""
+        """Continue after a committed batch. Rows kept from before are of another history."""
         with self._lock:
             self._ended = None
         self._commit = commit
@@ -144,5 +145,5 @@ class HandOver(ABC):
 
     @property
     def taken_back(self) -> bool:
-        """Whether Spark is to run earlier batches again."""
+        """Whether Spark must run earlier batches again."""
         return isinstance(self._ended, TakenBack)

@@ -1,4 +1,4 @@
-"""Who a query is across restarts, and that only one driver at a time is it."""
+"""The identity of a query across restarts, and the lock that admits one driver at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUN_BITS = 32
 
 @dataclass(frozen=True)
 class Identity:
-    """The query of a checkpoint folder: its id, its run number, and how its operators look."""
+    """The query of a checkpoint folder: its id, its run number, and its operators' schemas."""
 
     query: str
     run: int
@@ -45,7 +45,7 @@ class Identity:
 
     @property
     def fence(self) -> int:
-        """The least fencing token of this run, above all of earlier runs."""
+        """The smallest fencing token of this run, greater than all of earlier runs."""
         return self.run << _RUN_BITS
 
 
@@ -75,7 +75,7 @@ def load(store: BackupStore) -> Identity | None:
 
 
 def new_query() -> str:
-    """A fresh query id, short enough for file names."""
+    """A new query id, short enough for file names."""
     return uuid.uuid4().hex[:12]
 
 
@@ -125,7 +125,7 @@ def _slice(value: Mapping[str, Any]) -> Slice:
 
 
 def describe(bound: Bound) -> dict[str, Any]:
-    """What must not change about an operator between two runs."""
+    """The properties of an operator that must not change between two runs."""
     return {
         "keys": {field.name: str(field.type) for field in bound.layout.key.fields},
         "sub_keys": list(bound.layout.key.sub),
@@ -155,9 +155,9 @@ def compare(before: Identity, now: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 class DriverLock:
-    """Held by the one driver that runs a query on this machine; freed when it dies.
+    """The lock of the driver that runs a query on this machine; freed when its process dies.
 
-    With it goes the ``claim`` to the folder of the query's state, where the driver has one.
+    It is released together with the ``claim`` to the folder of the query's state, if there is one.
     """
 
     def __init__(self, folder: Path, claim: Claim | None = None) -> None:
@@ -180,7 +180,7 @@ class DriverLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let another driver run the query."""
+        """Release the lock, so that another driver can run the query."""
         if self._claim is not None:
             self._claim.close()
         self._file.close()

@@ -1,8 +1,7 @@
-"""What lasts of a query: who has it, how it is divided, what is committed, which versions exist.
+"""The durable state of a query: its driver, its division into slices, commits and manifests.
 
-All of it is small, and in the checkpoint folder. Everything is written by the driver that has the
-query, which looks before each write whether it still does; see
-:mod:`anabranch.coordinator.epochs`.
+All of it is small and in the checkpoint folder. Only the driver that has the query writes it, and
+it checks its epoch before each write; see :mod:`anabranch.coordinator.epochs`.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ Secure = Callable[[Version], Mapping[Version, str]]
 class Ledger:
     """The checkpoint folder of a query, for the driver that has it.
 
-    ``parts`` is the store of checkpoint files. ``log`` is the folder for what may be lost with the
-    machine's power, as it can be done again.
+    ``parts`` is the store of checkpoint files. ``log`` is the folder for files that are not
+    flushed: what a power failure takes of them can be computed again.
     """
 
     store: BackupStore
@@ -65,10 +64,10 @@ class Ledger:
         *,
         trusted: bool,
     ) -> Facts:
-        """What is known of the query at its start.
+        """What the checkpoint folder has of the query at a start.
 
-        ``trusted``: the machine has not lost its power since. ``damaged`` is told of versions that
-        cannot be used.
+        ``trusted``: the machine was not rebooted since. ``damaged`` is called with the versions
+        that cannot be used.
         """
         published = tuple(self._published(damaged))
         committed = self.commits.latest()
@@ -111,7 +110,7 @@ class Ledger:
         return found
 
     def commit_of(self, version: Version) -> Commit:
-        """The commit of a version, from the log or else from its manifest."""
+        """The commit of a version, from its commit file or else from its manifest."""
         if version == NO_VERSION:
             return NOTHING
         if self._latest.version == version:
@@ -124,19 +123,19 @@ class Ledger:
         return Commit(version, times_of(manifest.info["times"]), digest(offsets[version]))
 
     def offsets_of(self, version: Version) -> Mapping[Version, str]:
-        """The offsets that the manifest of a version has noted."""
+        """The offsets in the manifest of a version."""
         return {} if version == NO_VERSION else offsets_of(self._manifests.get(version))
 
     # What it writes
 
     def commit(self, commit: Commit) -> None:
-        """Commit a batch. When this returns, the batch is done, whatever process dies."""
+        """Commit a batch. The commit survives the death of any process once this returns."""
         self.reign.check()
         self.commits.append(commit)
         self._latest = commit
 
     def publish(self, published: Published) -> None:
-        """Make a version exist. All of its parts must be at their holders already."""
+        """Write the manifest of a version. All of its parts must be at their holders already."""
         version = published.version
         commit = self.commit_of(version)
         offsets = self.secure(version)
@@ -149,7 +148,7 @@ class Ledger:
         self._manifests.put(Manifest(version, operators, info))
 
     def withdraw(self, order: Withdraw) -> None:
-        """Delete manifests, then parts: none ever names a part that is gone."""
+        """Delete manifests, then parts, so that no manifest names a deleted part."""
         self.reign.check()
         for version in sorted(order.versions, reverse=True):
             self._manifests.drop(version)
@@ -160,13 +159,13 @@ class Ledger:
                 except StoreError as error:
                     # It is swept with the next start.
                     _log.info(
-                        "Checkpoint file %s was not removed; the next start does it: %s",
+                        "Checkpoint file %s was not deleted; the next start deletes it: %s",
                         name,
                         error,
                     )
 
     def note(self, order: Note) -> None:
-        """Write down how operators are divided, and where their slices are."""
+        """Write the routing of operators and the nodes of their slices."""
         self._save(
             routing={name: of.routing for name, of in order.routed.items()},
             placement={name: of.hosts for name, of in order.routed.items()},
@@ -175,7 +174,7 @@ class Ledger:
         )
 
     def note_boot(self) -> None:
-        """Write down that everything which is there is of this boot of the machine."""
+        """Write the boot id of the machine: everything in the folder is of this boot."""
         self._save(boot=boot_id())
 
     def _save(self, **fields: Any) -> None:
@@ -187,7 +186,7 @@ class Ledger:
                 self.known = now
 
     def forget_after(self, version: Version) -> None:
-        """Take back the commits and manifests of all later versions."""
+        """Delete the commits and manifests of all later versions."""
         self.reign.check()
         self.commits.forget_after(version)
         self._manifests.forget_after(version)
@@ -199,5 +198,5 @@ class Ledger:
 
 
 def offsets_of(manifest: Manifest) -> dict[Version, str]:
-    """The offsets that a manifest has noted."""
+    """The offsets in a manifest."""
     return {Version(int(v)): str(text) for v, text in manifest.info["offsets"].items()}

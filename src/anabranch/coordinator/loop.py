@@ -1,8 +1,8 @@
 """The loop that owns the state of a query: events in, one at a time, and orders out.
 
-The state is a frozen value that only the loop replaces. Spark's batch thread, whoever calls
-``query.scale``, timers and the watcher of nodes send events; nobody waits for a lock. What takes
-time is done by the hands that orders are given to, in threads of their own.
+The state is a frozen value that only the loop replaces. Spark's batch thread, callers of
+``query.scale``, timers and the watcher of nodes send events, and never wait for a lock. The
+:class:`Hands` execute the orders, in threads of their own.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _LONGEST_WAIT = 3600.0
 
 
 class Hands(Protocol):
-    """Who carries orders out. Must not block: what takes time is done in another thread."""
+    """Executes orders. Its methods must not block: slow work runs in another thread."""
 
     def carry_out(self, number: OrderId | None, order: Order) -> None:
-        """Begin with an order; one with a number is answered by an event under it."""
+        """Start to execute an order. If it has a number, an event with this number answers it."""
         ...
 
     def stop(self, reason: str, *, state_lost: bool) -> None:
-        """The query cannot go on; maybe because state is lost that cannot be computed again."""
+        """End the query. ``state_lost``: state is lost that cannot be computed again."""
         ...
 
 
 def microseconds_now() -> int:
-    """The clock of the loop: it only goes forward, and is good for this process alone."""
+    """The clock of the loop: monotonic, and valid in this process only."""
     return time.monotonic_ns() // 1000
 
 
 class Loop:
     """Feeds events to the protocols, in a thread of its own, until it is closed.
 
-    ``hands`` are given once the loop exists, as they answer to it; see :meth:`begin`.
+    :meth:`begin` gives it the ``hands``, which need the loop for their answers.
     """
 
     def __init__(self, query: Query, clock: Callable[[], int] = microseconds_now) -> None:
@@ -65,20 +65,20 @@ class Loop:
 
     @property
     def query(self) -> Query:
-        """The state of the query as it is now."""
+        """The present state of the query."""
         return self._query
 
     def begin(self, hands: Hands) -> None:
-        """Take events from now on, and give orders to these hands."""
+        """Start to process events, and give orders to these hands."""
         self._hands = hands
         self._thread.start()
 
     def tell(self, event: Event) -> None:
-        """Something has happened. May be called from any thread, and never waits."""
+        """Send an event. May be called from any thread, and never waits."""
         self._events.put(event)
 
     def command(self, make: Callable[[CommandId], Command]) -> tuple[CommandId, Future[Any]]:
-        """Give a command: its number, and what becomes of it."""
+        """Give a command. Returns its number, and a future for its result."""
         number, future = CommandId(next(self._numbers)), Future[Any]()
         with self._changed:
             if self._over is not None:
@@ -88,13 +88,13 @@ class Loop:
         return number, future
 
     def give_up(self, command: CommandId) -> None:
-        """Nobody wants a command carried out any more; nothing happens if it is over."""
+        """Cancel a command. Nothing happens if it has ended."""
         self.tell(GiveUp(command))
 
     def wait_for(
         self, condition: Callable[[Query], bool], timeout: float | None = None
     ) -> Query | None:
-        """Wait until something is so; the query as it is then, or None if the time is over.
+        """Wait for a condition, and return the query as it is then, or None if the time is over.
 
         QueryFailed if the query ends before.
         """
@@ -109,7 +109,7 @@ class Loop:
             return None
 
     def close(self, reason: str = "it was stopped") -> None:
-        """Take no more events. Commands that are under way fail."""
+        """Stop to process events. Commands in progress fail."""
         self._end(reason)
         self._events.put(None)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -120,8 +120,8 @@ class Loop:
             while (event := self._next()) is not None:
                 self._take(event)
         except BaseException as error:  # a mistake of ours: the query must not seem to run
-            _log.exception("The coordinator failed, which is a bug; stopping the query.")
-            reason = f"its coordinator failed, which is a bug: {type(error).__name__}: {error}"
+            _log.exception("The coordinator failed because of a bug. Stopping the query.")
+            reason = f"its coordinator failed because of a bug: {type(error).__name__}: {error}"
             self._end(reason)
             assert self._hands is not None
             self._hands.stop(reason, state_lost=False)
@@ -148,8 +148,8 @@ class Loop:
         for number, order in orders:
             self._give(number, order)
         # Not before: what led to it, such as the loss of a node, is told by one of the orders.
-        for loudness, begun in story.beginnings(before, query):
-            _log.log(loudness, "%s", begun)
+        for level, begun in story.beginnings(before, query):
+            _log.log(level, "%s", begun)
 
     def _give(self, number: OrderId | None, order: Order) -> None:
         assert self._hands is not None

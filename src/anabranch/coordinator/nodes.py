@@ -1,4 +1,4 @@
-"""The nodes of a query, as its driver asks them: this machine alone, or one agent on each host."""
+"""The driver's access to the nodes of a query: this machine alone, or one agent on each host."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ _LOOK_SECONDS = 0.05
 
 
 class Nodes(Protocol):
-    """Where the tables of a query are."""
+    """The nodes that have the tables of a query."""
 
     def alive(self) -> frozenset[Host]:
         """The hosts that have an executor now."""
         ...
 
     def prepare(self, host: Host) -> None:
-        """Have a node that answers; a StoreError if there is none."""
+        """Make sure that a node answers, if need be by a new agent. StoreError if it does not."""
         ...
 
     def ask(self, host: Host, request: Request[A], deadline: Deadline) -> A:
-        """Have a prepared node carry out a request."""
+        """Send a request to a prepared node, and return its answer."""
         ...
 
     def held(self, host: Host) -> frozenset[str]:
-        """The names of the parts that a node keeps for others."""
+        """The names of the parts that a node keeps for other nodes."""
         ...
 
     def peers(self) -> Mapping[Host, Address]:
-        """The nodes that keep backups for each other, and where they are asked."""
+        """The nodes that keep backups for each other, and their addresses."""
         ...
 
     def request(self, total: int) -> bool:
-        """Ask the cluster manager for so many nodes; whether it takes such requests."""
+        """Request nodes from the cluster manager. Whether it supports that."""
         ...
 
     def close(self) -> None:
-        """Let go of all nodes."""
+        """Release all nodes."""
         ...
 
 
 class OneNode:
-    """This machine, where the driver runs the tasks itself. It is always there."""
+    """This machine, where the driver runs the tasks itself. It is always available."""
 
     def __init__(self, node: LocalNode, host: Host) -> None:
         self._node = node
@@ -101,7 +101,7 @@ class OneNode:
 class Agents:
     """One agent on every host that has an executor.
 
-    An agent that does not answer is started again; one whose executor is gone is gone with it.
+    An agent that does not answer is replaced. An agent ends with its executor.
     """
 
     spark: SparkSession
@@ -128,9 +128,7 @@ class Agents:
                 agent.ask(Ping(), Deadline(_PING_SECONDS))
                 return
             except StoreError as error:
-                _log.info(
-                    "The agent of node %s does not answer; starting another one: %s", host, error
-                )
+                _log.info("The agent of node %s does not answer; replacing it: %s", host, error)
                 self._forget(host)
         if host not in self.alive():
             raise DidNotHappen(
@@ -151,7 +149,7 @@ class Agents:
         """See :meth:`Nodes.ask`."""
         agent = self._agents.get(host)
         if agent is None:
-            raise DidNotHappen(f"node {host} was asked for something before its agent was started")
+            raise DidNotHappen(f"node {host} has no agent yet")
         return agent.ask(request, deadline)
 
     def held(self, host: Host) -> frozenset[str]:
@@ -160,7 +158,7 @@ class Agents:
         return frozenset(names)
 
     def stores(self) -> Mapping[str, BackupStore]:
-        """What each node with an agent keeps for others."""
+        """The stores in which each node with an agent keeps backups of others."""
         deadline = partial(Deadline, _LIST_SECONDS)
         agents = dict(self._agents)
         return {host: NodeStore(agent, self.epoch, deadline) for host, agent in agents.items()}
@@ -180,7 +178,7 @@ class Agents:
                 agent.ask(Stop(epoch=self.epoch), Deadline(_PING_SECONDS))
             except AnabranchError as error:
                 _log.info(
-                    "The agent of node %s could not be told to end; it ends with its executor: %s",
+                    "The agent of node %s was not stopped; it ends with its executor: %s",
                     host,
                     error,
                 )
@@ -193,7 +191,7 @@ class Agents:
 
 
 class Watcher:
-    """Looks which hosts have an executor, and tells of those that come and go."""
+    """Watches which hosts have an executor, and reports changes."""
 
     def __init__(
         self,
@@ -208,11 +206,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._watch, name="anabranch-nodes", daemon=True)
 
     def begin(self) -> None:
-        """Tell of the hosts that there are, and from then on of every change."""
+        """Report the present hosts, and then every change."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop to watch, and wait for the thread."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -223,10 +221,7 @@ class Watcher:
             try:
                 now = self._alive()
             except Exception as error:  # the JVM is gone, which whoever runs batches notices
-                _log.info(
-                    "The list of executors cannot be read any more, as Spark's JVM is gone: %s",
-                    error,
-                )
+                _log.info("Executors are not watched any more, because Spark ended: %s", error)
                 return
             for host in sorted(known - now):
                 self._lost(host)

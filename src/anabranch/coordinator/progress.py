@@ -1,4 +1,4 @@
-"""What a running query tells about itself."""
+"""The public figures of a running query: progress, latency, operations in progress."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OperatorProgress:
 
     @property
     def rows(self) -> int:
-        """Rows taken in."""
+        """Input rows."""
         return sum(each.rows for each in self.instances)
 
     @property
@@ -49,7 +49,7 @@ class OperatorProgress:
 
     @property
     def state_bytes(self) -> int:
-        """Memory that the state takes up after the batch."""
+        """Memory of the state after the batch."""
         return sum(each.state_bytes for each in self.instances)
 
 
@@ -76,7 +76,7 @@ class Progress:
 
     @property
     def rows(self) -> int:
-        """Rows taken in by the first operators of the query."""
+        """Input rows of the first operators of the query."""
         return self.operators[0].rows if self.operators else 0
 
     @property
@@ -86,13 +86,13 @@ class Progress:
 
     @property
     def state_bytes(self) -> int:
-        """Memory taken up by state over all operators."""
+        """Memory of the state of all operators."""
         return sum(each.state_bytes for each in self.operators)
 
 
 @dataclass(frozen=True)
 class Latency:
-    """How long recent batches took, in seconds."""
+    """Percentiles of the durations of recent batches, in seconds."""
 
     p50: float
     p95: float
@@ -108,7 +108,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is under way in a query: what is done now, why, and for how long already."""
+    """An operation in progress: its present step, its reason, and its duration so far."""
 
     kind: str
     """``move`` (scale and rebalance are moves), ``merge``, ``checkpoint``, ``recovery`` or
@@ -124,7 +124,7 @@ class Change:
 
     @classmethod
     def of(cls, change: model.Change, now: int) -> Change:
-        """A change of the coordinator, at a moment of its clock."""
+        """The public form of the coordinator's change, at a time of its clock."""
         seconds = max(0, now - change.since) / 1e6
         return cls(change.kind, change.what, change.why, change.step, seconds)
 
@@ -132,7 +132,7 @@ class Change:
 def operator_progress(
     name: str, reports: Iterable[InstanceReport], watermark: int | None
 ) -> OperatorProgress:
-    """Put the reports of an operator's instances together."""
+    """Combine the reports of an operator's instances."""
     instances = sorted((r for r in reports if r.operator == name), key=lambda r: r.instance)
     return OperatorProgress(
         name,

@@ -1,7 +1,7 @@
-"""Replay: slices are brought to the present by running what was sent to their groups once more.
+"""Replay: slices catch up by running earlier batches again, over the rows sent to their groups.
 
-Only these slices run, over rows that the buffers still have; all batches of an operator in one job.
-Rows from a slice that was lost as well are made again by its own replay, before.
+Only these slices run, over rows that are still in the output buffers. All batches of an operator
+run in one Spark job. If a sender's slice was lost too, its own replay makes its rows again first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Routers = Callable[[str, Routed], Router | PackedRouter]
 
 @dataclass(frozen=True)
 class Replays:
-    """What it takes to run old batches again."""
+    """The environment for running old batches again."""
 
     plan: Plan
     sent: Callable[[str, Version], Step | None]
@@ -49,8 +49,8 @@ class Replays:
     """Compute everything from the sources on, and use no buffers: for comparison."""
 
     def run(self, order: Replay, routed: Mapping[str, Routed]) -> None:
-        """Bring slices to a version, all outputs dropped; ``routed`` is how rows are sent now."""
-        for slices in _alike(order.slices):
+        """Bring slices to a version, without outputs. ``routed`` is the present routing."""
+        for slices in _runs_together(order.slices):
             first = min(each.version for each in slices) + 1
             for start in range(first, order.upto + 1, _AT_ONCE):
                 stop = min(start + _AT_ONCE, order.upto + 1)
@@ -60,7 +60,7 @@ class Replays:
 
 @dataclass
 class _Run:
-    """Some batches of some slices, of which all of an operator begin at the same version."""
+    """The replay of some slices. All slices of an operator start at the same version."""
 
     of: Replays
     slices: Sequence[Slice]
@@ -98,7 +98,7 @@ class _Run:
         outputs: Mapping[Stateful, DataFrame],
         sent: list[Buffer],
     ) -> DataFrame:
-        """The rows that an operator makes of these batches, each with its version."""
+        """The results of an operator in these batches, each row with its version."""
         mine, router = self._mine(node), self.of.routers(node.name, self.routed[node.name])
         hosts = tuple(each.node for each in mine)
         targets = np.full(node.key_groups, -1, np.int32)
@@ -132,7 +132,7 @@ class _Run:
         version: Version,
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
-        """What was sent to the slices' groups, from buffers or made again."""
+        """The rows sent to the slices' groups, from buffers or from the senders' replay."""
         assert step.buffer is not None
         wanted = _groups(self._mine(node))
         partitions = [i for i, owned in enumerate(step.task.groups) if owned & wanted]
@@ -141,29 +141,29 @@ class _Run:
             return step.buffer.computed_again()
         if not before:
             return step.buffer.part(partitions)
-        gone = self._gone(node, before, step, version)
+        gone = self._lost_senders(node, before, step, version)
         if not gone:
             return step.buffer.part(partitions)
-        fresh = self._made_again(node, before[0], gone, version, outputs)
+        fresh = self._replayed_rows(node, before[0], gone, version, outputs)
         if len(gone) == step.buffer.senders:
             return fresh
         return step.buffer.part(partitions, without=gone).unionByName(fresh)
 
-    def _gone(
+    def _lost_senders(
         self, node: Stateful, before: Sequence[Stateful], step: Step, version: Version
     ) -> list[int]:
-        """The senders whose rows were lost with their node."""
+        """The partitions of the sender whose shuffle files were lost with their node."""
         assert step.buffer is not None
         gone = step.buffer.lost()
         sent = sum(len(self._step(up, version).task.hosts) for up in before)
         if gone and (len(before) > 1 or step.buffer.senders != sent):
             raise StateMissing(
-                f"operator {node.name!r}: rows that were sent to it in batch {version} were lost "
-                "with a node, and which ones cannot be told; the batch cannot be replayed"
+                f"operator {node.name!r}: batch {version} cannot be replayed, because shuffle "
+                "files of rows sent to it were lost, and their senders are not known"
             )
         return gone
 
-    def _made_again(
+    def _replayed_rows(
         self,
         node: Stateful,
         up: Stateful,
@@ -171,7 +171,7 @@ class _Run:
         version: Version,
         outputs: Mapping[Stateful, DataFrame],
     ) -> DataFrame:
-        """What lost senders sent, from their own replay: by partition, so in the same order."""
+        """The rows of lost senders, made by their own replay, by partition: in the same order."""
         old = self._step(up, version).task.groups
         again = self._mine(up)
         router = self.of.routers(node.name, self.routed[node.name])
@@ -184,9 +184,9 @@ class _Run:
             same = same and len(again) == len(gone)
         if up not in outputs or not same:
             raise StateMissing(
-                f"operator {node.name!r}: the rows that {up.name!r} sent to it in batch {version} "
-                "were lost, and its replay does not make the same ones; the batch cannot be "
-                "replayed"
+                f"operator {node.name!r}: batch {version} cannot be replayed, because shuffle "
+                f"files of rows that {up.name!r} sent to it were lost, and the replay of "
+                f"{up.name!r} does not make the same partitions"
             )
         rows = outputs[up].where(F.col(VERSION) == int(version)).drop(VERSION)
         frame = _through(node.inputs[0], up, without_late(self._step(up, version), rows))
@@ -196,13 +196,13 @@ class _Run:
         step = self.of.sent(node.name, version)
         if step is None:
             raise StateMissing(
-                f"the rows sent to {node.name!r} in batch {version} are not kept any more"
+                f"operator {node.name!r}: the rows sent to it in batch {version} were trimmed"
             )
         return step
 
 
 def stateful_before(node: Node) -> list[Stateful]:
-    """The operators whose rows reach a node without passing another one."""
+    """The operators whose rows reach a node without passing through another operator."""
     match node:
         case Stateful():
             return [node]
@@ -215,7 +215,7 @@ def stateful_before(node: Node) -> list[Stateful]:
 
 
 def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
-    """Rows of an operator after the transforms that lead from it to a node."""
+    """Rows of an operator after the transforms between it and a node."""
     match node:
         case Stateful() if node is start:
             return frame
@@ -226,8 +226,8 @@ def _through(node: Node, start: Stateful, frame: DataFrame) -> DataFrame:
             raise StateMissing(f"the rows that {start.name!r} sent to the next operator were lost")
 
 
-def _alike(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Slices in lots that can run together: of an operator, all of a lot begin alike."""
+def _runs_together(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Slices in groups that can run together: slices of an operator start at the same version."""
     operators = {each.operator for each in slices}
     versions = {(each.operator, each.version) for each in slices}
     if len(versions) == len(operators):

@@ -1,9 +1,9 @@
-"""Taking Spark back to an earlier batch, so that lost state is computed again.
+"""Rewinding Spark to an earlier batch, so that lost state is computed again.
 
-Spark runs a batch again only if it is the last one it planned. So its logs are cut back to the
-version that the state was restored at, and the offsets of the batches after that are given to it
-one by one. They are noted in the checkpoint folder first: a driver that dies on the way starts
-over.
+Spark runs a batch again only if it is the last one that it planned. Its logs are therefore cut back
+to the version that the state was restored at. The offsets of the later batches are then given to
+Spark one by one. They are saved in the checkpoint folder first, so that a driver that dies during
+the rewind starts it over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anabranch.units import Version
 
 _FILE = "rewind.json"
 _RETAINED = 100
-"""So many batches Spark keeps in its log at least, unless it is told otherwise."""
+"""Spark's default of ``spark.sql.streaming.minBatchesToRetain``."""
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,25 @@ class Rewind:
     offsets: dict[Version, str]
 
     def note(self, store: BackupStore) -> None:
-        """Remember what has to be run again, before anything that says so is changed."""
+        """Save the offsets to run again, before any log is changed."""
         store.put(_FILE, seal("rewind", {"target": self.target, "offsets": self.offsets}))
 
     def replay(
         self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]
     ) -> None:
-        """Take Spark back, and run what follows."""
+        """Rewind Spark, and run the later batches."""
         self.begin(start, store, logs)
         self.finish(start, store, logs, run_one)
 
     def begin(self, start: Version, store: BackupStore, logs: SparkLogs) -> None:
-        """Let Spark believe that ``start`` was the last batch; the later ones are noted."""
+        """Save the offsets, then cut Spark's logs so that ``start`` is their last batch."""
         self.note(store)
         logs.forget_after(start)
 
     def finish(
         self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]
     ) -> None:
-        """Run all batches after ``start`` up to the target, each exactly as it was."""
+        """Run all batches after ``start`` up to the target, with the offsets that they had."""
         for version in sorted(self.offsets):
             if version > start:
                 logs.put_offsets(version, self.offsets[version])
@@ -60,7 +60,7 @@ class Rewind:
 
 
 def pending(store: BackupStore) -> Rewind | None:
-    """A rewind that a driver began and did not live to finish."""
+    """A rewind that a driver began and did not finish."""
     try:
         data = store.get(_FILE).to_pybytes()
     except CheckpointNotFound:
@@ -76,7 +76,7 @@ def pending(store: BackupStore) -> Rewind | None:
 def plan(
     start: Version, target: Version, logs: SparkLogs, commits: CommitLog, begun: Rewind | None
 ) -> Rewind:
-    """What has to be run again to get from a restored version to a committed one."""
+    """The batches to run again to get from a restored version to a committed one."""
     offsets = dict(begun.offsets) if begun is not None else {}
     if begun is not None:
         target = max(target, begun.target)  # Spark would skip what is planned and not run
@@ -102,11 +102,12 @@ def plan_after_power_failure(
     *,
     replaceable: bool,
 ) -> Rewind:
-    """What to run again after the newest checkpoint, as far as Spark's log survived.
+    """The batches to run again after the newest checkpoint, as far as Spark's log survived.
 
-    No result after the checkpoint counts. What can be run as it was is; after that Spark plans
-    anew, from the offsets of the checkpoint on, which are ``known``. A sink that is not
-    ``replaceable`` was given batches only after their offsets were flushed, so none may be missing.
+    No result after the checkpoint counts. Batches whose offsets survived run with these. After
+    them Spark plans new batches, from the offsets of the checkpoint on, which are ``known``. A
+    sink that is not ``replaceable`` got batches only after their offsets were flushed, so none of
+    these offsets may be missing.
     """
     planned = logs.planned()
     offsets = logs.surviving(start, {**({} if begun is None else begun.offsets), **known})
@@ -114,7 +115,7 @@ def plan_after_power_failure(
     purged = start < 0 and bool(planned) and planned[0] > 0 and newest >= _RETAINED
     if purged or (not replaceable and newest > reached + 1):
         raise StateMissing(
-            f"the state of version {newest} is lost with the machine's power; the newest whole "
+            f"the state of version {newest} was lost in a power failure; the newest complete "
             f"checkpoint is of version {start}, and Spark's log does not have the offsets of batch "
             f"{reached + 1} after it. Restore an older copy of the folder, or start in a new one"
         )

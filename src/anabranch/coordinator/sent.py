@@ -1,4 +1,4 @@
-"""What was sent to operators in the batches before, kept to be sent again."""
+"""Output buffers: rows sent to operators in earlier batches, kept for replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.units import Version
 
 
 class Sent:
-    """The steps of each operator in each batch that is kept, with the rows that they were sent."""
+    """The steps of each operator in each kept batch, with the rows that were sent to it."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window
@@ -19,11 +19,11 @@ class Sent:
         self._steps: dict[str, dict[Version, Step]] = {}
 
     def get(self, operator: str, version: Version) -> Step | None:
-        """What was sent to an operator in a batch, if it is kept."""
+        """The step of an operator in a batch, if it is kept."""
         return self._steps.get(operator, {}).get(version)
 
     def keep(self, version: Version, steps: Mapping[Stateful, Step], times: Times) -> None:
-        """Keep what a batch has sent; ``times`` are the event times that were seen with it."""
+        """Keep the steps of a batch. ``times`` are the event times seen so far."""
         for step in steps.values():
             if step.buffer is not None:
                 seen = [time for time in times.get(step.bound.name, ()) if time is not None]
@@ -31,20 +31,20 @@ class Sent:
                 self._steps.setdefault(step.bound.name, {})[version] = step
 
     def trim(self, operator: str, upto: Version) -> None:
-        """Let go of what was sent to an operator up to a batch."""
+        """Drop the rows that were sent to an operator up to a batch."""
         kept = self._steps.get(operator, {})
         for version in [v for v in kept if v <= upto]:
             kept.pop(version).trim()
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop all kept rows."""
         for kept in self._steps.values():
             for step in kept.values():
                 step.trim()
         self._steps = {}
 
     def obsolete(self, committed: Version, times: Times) -> dict[str, Version]:
-        """For each operator the last batch whose rows are too old to matter."""
+        """For each operator the last batch whose rows are older than the window to keep."""
         if self._window is None:
             return {}
         found = {}

@@ -1,8 +1,8 @@
-"""The shell around the loop: carries orders out, in threads of their own, and tells of the end.
+"""The shell around the loop: executes orders in threads, and answers them with events.
 
-What nodes are asked goes to a pool of threads. What is written to the checkpoint folder is written
-by one thread, in the order in which it was ordered; events are among it. Jobs of Spark that are no
-batch are run by one thread as well.
+A pool of threads sends requests to nodes. One thread writes to the checkpoint folder, in the order
+of the orders; events for the user are among them. One more thread runs Spark jobs that are not
+batches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SHORT, _LONG = 60.0, 3600.0
 
 @dataclass
 class Asking:
-    """Orders in the words of nodes."""
+    """Translates orders into requests to nodes."""
 
     nodes: Nodes
     epoch: Epoch
@@ -63,7 +63,7 @@ class Asking:
 
     def __post_init__(self) -> None:
         self._tables: dict[SliceId, TableName] = {}
-        """The tables that there are, or were, by slice."""
+        """The known tables by slice, present or lost."""
 
     def make(self, order: orders.Make) -> None:
         """Make the table of a slice."""
@@ -81,7 +81,7 @@ class Asking:
         self._ask(each.node, request, order)
 
     def advance(self, order: orders.Advance) -> None:
-        """Bring the table of a slice on by changes."""
+        """Advance the table of a slice by changes."""
         each = order.slice
         request = requests.Advance(
             epoch=self.epoch,
@@ -123,7 +123,7 @@ class Asking:
         )
 
     def store(self, order: orders.Store) -> Part:
-        """Bring a captured file to its holders."""
+        """Store a captured file at its holders."""
         request = requests.Store(
             epoch=self.epoch,
             peers=self.nodes.peers(),
@@ -149,13 +149,13 @@ class Asking:
         return self._ask(each.node, request, order)
 
     def prepare(self, host: Host) -> Inspected:
-        """Have a node that refuses drivers before this one."""
+        """Prepare a node, which then refuses earlier drivers."""
         self.nodes.prepare(host)
         self.nodes.ask(host, requests.Drop(epoch=self.epoch), Deadline(_SHORT))
         return self.inspect(host)
 
     def inspect(self, host: Host, slices: Sequence[Slice] = ()) -> Inspected:
-        """What a node has, and the versions of some slices."""
+        """The tables and parts on a node, and the versions of some slices."""
         layouts = {table_of(each): self.layouts[each.operator] for each in slices}
         request = requests.Inspect(layouts=layouts)
         tables = self.nodes.ask(host, request, Deadline(_SHORT))
@@ -164,7 +164,7 @@ class Asking:
         return Inspected(found, self.nodes.held(host))
 
     def drop(self, order: orders.Drop) -> None:
-        """Forget tables and captured files of a node."""
+        """Delete tables and captured files on a node."""
         request = requests.Drop(
             epoch=self.epoch,
             tables=tuple(self._tables[i] for i in order.slices if i in self._tables),
@@ -180,12 +180,12 @@ class Asking:
         return found
 
     def drop_tables(self, host: Host, tables: Sequence[TableName]) -> None:
-        """Forget tables of a node."""
+        """Delete tables on a node."""
         request = requests.Drop(epoch=self.epoch, tables=tuple(tables))
         self.nodes.ask(host, request, Deadline(_SHORT))
 
     def fetch(self, captured: Captured) -> pa.Buffer:
-        """The bytes of a captured file, which is removed."""
+        """Read a captured file, then delete it."""
         file = CaptureFile(captured.file)
         data = self.nodes.ask(captured.node, requests.Fetch(file=file), Deadline(_LONG))
         request = requests.Drop(epoch=self.epoch, captures=(file,))
@@ -197,7 +197,7 @@ class Asking:
 
 
 class Replaying(Protocol):
-    """Who runs again what was sent; see :class:`~anabranch.coordinator.replays.Replays`."""
+    """Replays batches; see :class:`~anabranch.coordinator.replays.Replays`."""
 
     def run(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         """Bring slices to a version."""
@@ -205,15 +205,15 @@ class Replaying(Protocol):
 
 
 class Rewinding(Protocol):
-    """Who takes Spark back; see :class:`~anabranch.coordinator.stream.Stream`."""
+    """Rewinds Spark; see :class:`~anabranch.coordinator.stream.Stream`."""
 
     def rewind(self, order: orders.Rewind) -> None:
-        """Take Spark back to a version."""
+        """Rewind Spark to a version."""
         ...
 
 
 class Shell:
-    """Carries orders out; see :class:`~anabranch.coordinator.loop.Hands`."""
+    """Executes orders; see :class:`~anabranch.coordinator.loop.Hands`."""
 
     def __init__(
         self,
@@ -251,64 +251,72 @@ class Shell:
             case orders.CancelBatch():
                 self._batches.cancel(order)
             case orders.Make():
-                self._answered(self._at_nodes, number, order, lambda: ask.make(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.make(order))
             case orders.Advance():
-                self._answered(self._at_nodes, number, order, lambda: ask.advance(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.advance(order))
             case orders.Capture():
-                self._answered(self._at_nodes, number, order, lambda: ask.capture(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.capture(order))
             case orders.Store():
-                self._answered(self._at_nodes, number, order, lambda: ask.store(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.store(order))
             case orders.Merge():
-                self._answered(self._at_nodes, number, order, lambda: ask.merge(order))
+                self._execute_answered(self._at_nodes, number, order, lambda: ask.merge(order))
             case orders.Prepare(host):
-                self._answered(self._probing, number, order, lambda: ask.prepare(host))
+                self._execute_answered(self._probing, number, order, lambda: ask.prepare(host))
             case orders.Inspect(host, slices):
-                self._answered(self._probing, number, order, lambda: ask.inspect(host, slices))
+                self._execute_answered(
+                    self._probing, number, order, lambda: ask.inspect(host, slices)
+                )
             case orders.Replay():
                 routed = self._loop.query.routed
-                self._answered(self._spark, number, order, lambda: self._replay(order, routed))
+                self._execute_answered(
+                    self._spark, number, order, lambda: self._replay(order, routed)
+                )
             case orders.Rewind():
                 self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
-                self._answered(self._spark, number, order, lambda: self._stream.rewind(order))
+                self._execute_answered(
+                    self._spark, number, order, lambda: self._stream.rewind(order)
+                )
             case orders.Publish(published):
                 publish = partial(self._ledger.publish, published)
-                self._answered(self._writing, number, order, publish)
+                self._execute_answered(self._writing, number, order, publish)
             case orders.Note():
-                self._done(self._writing, order, lambda: self._ledger.note(order))
+                self._execute_unanswered(self._writing, order, lambda: self._ledger.note(order))
             case orders.Withdraw():
-                self._done(self._writing, order, lambda: self._ledger.withdraw(order))
+                self._execute_unanswered(self._writing, order, lambda: self._ledger.withdraw(order))
             case orders.Tell(kind, details):
-                event = self._noted(kind, details)
-                self._done(self._writing, order, lambda: self._events.store(event))
+                event = self._record(kind, details)
+                self._execute_unanswered(self._writing, order, lambda: self._events.store(event))
             case orders.Drop():
-                self._done(self._at_nodes, order, lambda: ask.drop(order))
+                self._execute_unanswered(self._at_nodes, order, lambda: ask.drop(order))
             case orders.AskNodes(total):
-                self._done(self._at_nodes, order, lambda: ask.nodes.request(total))
+                self._execute_unanswered(self._at_nodes, order, lambda: ask.nodes.request(total))
             case orders.Trim(operator, upto):
-                self._done(self._spark, order, lambda: self._batches.trim(operator, upto))
+                self._execute_unanswered(
+                    self._spark, order, lambda: self._batches.trim(operator, upto)
+                )
             case _:
-                raise TypeError(f"nobody carries out {order}")
+                raise TypeError(f"no handler for the order {order}")
 
     def stop(self, reason: str, *, state_lost: bool) -> None:
         """See :meth:`~anabranch.coordinator.loop.Hands.stop`."""
         failure = self._deposed or self._batches.failure
         if failure is None or (self._deposed is None and str(failure) not in reason):
             failure = StateMissing(reason) if state_lost else QueryFailed(reason)
-        _log.error("The query stops at batch %s: %s", self._loop.query.committed, failure)
+        _log.error("Stopping the query after batch %s: %s", self._loop.query.committed, failure)
         self._stopped(failure)
 
     def depose(self, error: Deposed) -> None:
-        """Another driver has taken the query over, and nothing that this one does counts."""
+        """End the query, because another driver has taken it over."""
         self._deposed = error
         self._loop.tell(Failed(OrderId(0), str(error), fenced=True))
 
     def close(self) -> None:
-        """Wait for what is under way, and take no more orders."""
+        """Wait for orders in progress, and accept no more."""
         for pool in (self._spark, self._probing, self._at_nodes, self._writing):
             pool.shutdown(wait=True, cancel_futures=pool is self._spark)
 
-    def _noted(self, kind: str, details: Mapping[str, Any]) -> Event:
-        """Whoever waits for a command finds the event that tells of it when it has ended."""
+    def _record(self, kind: str, details: Mapping[str, Any]) -> Event:
+        """Record an event before its command ends, so that the caller finds it in the events."""
         seconds = float(details.get("seconds", 0.0))
         rest = {name: value for name, value in details.items() if name != "seconds"}
         return self._events.note(kind, seconds, **rest)
@@ -316,7 +324,7 @@ class Shell:
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)
 
-    def _answered(
+    def _execute_answered(
         self,
         pool: ThreadPoolExecutor,
         number: OrderId | None,
@@ -339,8 +347,10 @@ class Shell:
 
         pool.submit(run)
 
-    def _done(self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]) -> None:
-        """Carry out an order that nobody waits for."""
+    def _execute_unanswered(
+        self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]
+    ) -> None:
+        """Execute an order that has no answer."""
 
         def run() -> None:
             try:
@@ -354,7 +364,7 @@ class Shell:
 
 
 def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed:
-    """What the protocols must know of an error."""
+    """The answer of a failed order: what the protocols must know of the error."""
     host = node_of(order)
     told = translated(error)
     return Failed(
@@ -369,12 +379,12 @@ def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed
 
 
 def _is_silent(error: AnabranchError) -> bool:
-    """Whether a node did not answer, as far as the error says."""
+    """Whether the error says that a node did not answer."""
     return isinstance(error, StoreError) and not isinstance(error, Refused)
 
 
 def _part_in(order: orders.Answered, error: CheckpointError) -> str | None:
-    """The part that an error names, among those of the order."""
+    """The part of the order that the error names."""
     parts: tuple[Part, ...] = getattr(order, "parts", ())
     return next((part.name for part in parts if part.name in str(error)), None)
 

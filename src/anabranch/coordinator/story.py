@@ -1,8 +1,8 @@
-"""The story of a query in sentences, as its log tells it.
+"""The log of a query: one sentence for each event, and for each operation that begins.
 
-What has happened is told by events, in the words of :func:`sentence`; what begins is seen from the
-query before and after a step of the coordinator, see :func:`beginnings`. Whoever reads the log
-knows Spark, and is to see what was lost or changed, what is done about it, and the figures.
+:func:`sentence` words an event. :func:`beginnings` compares the query before and after a step of
+the coordinator, and words the operations that the step has begun. Readers know Spark and not this
+library: a sentence has what happened, the reason, what is done about it, and the figures.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _ROUTINE = {"checkpoint", "merge", "slices merged", "scale", "pool short"}
 
 
 def level(kind: str, details: Mapping[str, Any]) -> int:
-    """How loudly an event is logged: what was lost, failed or is whole again is a warning."""
+    """The log level of an event. Losses, failures and recoveries are warnings."""
     if kind == "restarted" and details.get("start") == details.get("target"):
         return logging.INFO
     return logging.INFO if kind in _ROUTINE else logging.WARNING
 
 
 def sentence(kind: str, seconds: float, details: Mapping[str, Any]) -> str:
-    """What has happened, as a sentence; see ``query.events`` for the kinds.
+    """An event as a sentence; see ``query.events`` for the kinds.
 
     >>> sentence("recovery", 1.24, {"lost": {"counter": [2]}, "slices": ["3-9"], "restored": 14,
     ...     "replayed": 4})
-    'Recovered counter/2 in 1.2 s: made 1 slice from checkpoint 14 and replayed 4 batches.'
+    'Recovered counter/2 in 1.2 s: restored 1 slice from checkpoint 14 and replayed 4 batches.'
     """
     try:
         return _sentence(kind, seconds, details)
@@ -66,53 +66,53 @@ def _sentence(kind: str, seconds: float, of: Mapping[str, Any]) -> str:
     match kind:
         case "failure":
             if not of["slices"]:
-                return _start(f"{_node(of['host'])} was lost; it served no slices.")
+                return _start(f"{_node(of['host'])} was lost. It served no slices.")
             lost = f"{_count(of['slices'], 'slice')} of {_instances(of['instances'])}"
             return _start(f"{_node(of['host'])} was lost with {lost}.")
         case "node does not answer":
             node = _node(of["host"])
             if "attempts" not in of:
                 return _because(
-                    f"The agent of {node} does not answer, so it is ended and replaced", of
+                    f"The agent of {node} does not answer", of, "Replacing it unless it answers now"
                 )
             tried = _many(of["attempts"], "attempt")
             return _because(
-                f"The agent of {node} did not start in {tried}, so the node counts as lost and is "
-                f"tried again in {of['pause']:.0f} s",
+                f"The agent of {node} did not start in {tried}",
                 of,
+                f"Treating the node as lost; trying it again in {of['pause']:.0f} s",
             )
         case "batch failed":
-            again = "" if of["attempt"] >= ATTEMPTS else " and is run again"
             tried = f"attempt {of['attempt']} of {ATTEMPTS}"
-            return _because(f"Batch {of['version']} failed ({tried}){again}", of)
+            again = "" if of["attempt"] >= ATTEMPTS else "Running it again"
+            return _because(f"Batch {of['version']} failed ({tried})", of, again)
         case "recovery":
             return (
-                f"Recovered {_instances(of['lost'])} in {took}: made "
+                f"Recovered {_instances(of['lost'])} in {took}: restored "
                 f"{_count(of['slices'], 'slice')} from {_checkpoint(of['restored'])} and replayed "
                 f"{_many(of['replayed'], 'batch')}."
             )
         case "recovery failed":
-            return _because(f"A recovery failed while {of['step']} and begins again", of)
+            return _because(f"Recovery failed while {of['step']}", of, "Starting it again")
         case "going back":
-            back = f"The query goes back from batch {of['committed']} to a published checkpoint"
+            back = f"Rolling the query back from batch {of['committed']} to a published checkpoint"
             return _because(back, of)
         case "restarted":
             start, target = of["start"], of["target"]
             if start == target == NO_VERSION:
-                return "The query begins with empty state."
+                return "The query starts with empty state."
             if start == target:
-                return f"The query goes on from {_checkpoint(start)}."
+                return f"The query resumes from {_checkpoint(start)}."
             return (
-                f"The query goes on from {_checkpoint(start)}, and runs "
+                f"The query resumes from {_checkpoint(start)} and runs "
                 f"{_many(target - start, 'batch')} again, up to batch {target}."
             )
         case "restart failed":
-            return _because(f"A restart failed while {of['step']} and begins again", of)
+            return _because(f"Restart failed while {of['step']}", of, "Starting it again")
         case "power failure":
             return (
-                f"The machine was rebooted since the query ran, so what was written since "
-                f"{_checkpoint(of['restored'])} may be incomplete: it is removed, and "
-                f"{_many(of['again'], 'batch')} will run again."
+                f"The machine was rebooted since the query last ran. Results written after "
+                f"{_checkpoint(of['restored'])} may be incomplete; removing them and running "
+                f"{_many(of['again'], 'batch')} again."
             )
         case _:
             return _of_changes(kind, took, of)
@@ -127,67 +127,68 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
                 what = f"Rebalanced {of['operator']}"
             return (
                 f"{what} in {took}: moved {_size(of['bytes'])} to {_count(of['slices'], 'slice')} "
-                f"while {_many(of['batches'], 'batch')} ran, and held the stream for "
+                f"while {_many(of['batches'], 'batch')} ran; held the stream for "
                 f"{of['pause']:.2f} s."
             )
         case "scale failed":
-            return _because(f"Moving key groups of {of['operator']} failed {_move_again(of)}", of)
+            return _move_failed(f"Moving key groups of {of['operator']}", of)
         case "checkpoint":
             return f"Published checkpoint {of['version']} in {took}: stored {_size(of['bytes'])}."
         case "checkpoint failed":
-            row = ""
+            row, then = "", ""
             if "failures" in of:
-                again = "is tried again" if of["failures"] <= of["tolerate"] else "the query stops"
-                row = f" ({of['failures']} in a row, {of['tolerate']} are tolerated) and {again}"
-            return _because(f"Checkpoint {of['version']} failed{row}", of)
+                row = f" ({of['failures']} in a row, {of['tolerate']} tolerated)"
+                retry = of["failures"] <= of["tolerate"]
+                then = "Trying again" if retry else "Stopping the query"
+            return _because(f"Checkpoint {of['version']} failed{row}", of, then)
         case "checkpoint damaged":
-            return _because(f"Checkpoint {of['version']} is damaged, an older one is used", of)
+            damaged = f"Checkpoint {of['version']} is damaged"
+            return _because(damaged, of, "Using an older checkpoint")
         case "part damaged":
             return (
-                f"Checkpoint file {of['part']} is damaged or gone; its rows are captured again "
-                "with the next checkpoint."
+                f"Checkpoint file {of['part']} is damaged or missing. The next checkpoint "
+                "captures its rows again."
             )
         case "merge":
             return (
-                f"Merged a chain of checkpoint files of {of['operator']} into one of version "
-                f"{of['version']} with {_size(of['bytes'])}."
+                f"Merged a chain of checkpoint files of {of['operator']} into one full file of "
+                f"version {of['version']}: {_size(of['bytes'])}."
             )
         case "merge failed" if "slice" in of:
             return _because(
-                f"Merging the checkpoint files of slice {of['slice']} failed, so its next capture "
-                "is a full one",
+                f"Merging the checkpoint files of slice {of['slice']} failed",
                 of,
+                "The next checkpoint of the slice is a full one",
             )
         case "merge failed":
-            what = f"Merging small slices of {of['operator']}"
-            return _because(f"{what} failed {_move_again(of)}", of)
+            return _move_failed(f"Merging small slices of {of['operator']}", of)
         case "slices merged":
             return f"Merged small slices of {of['operator']} into {', '.join(of['slices'])}."
         case "stream held":
             return (
-                f"The stream is held after batch {of['committed']} until a checkpoint is published:"
-                f" Spark's log of offsets would soon not reach back to the newest one, "
-                f"{of['published']}."
+                f"Holding the stream after batch {of['committed']} until a checkpoint is "
+                f"published. A restart would begin from {_checkpoint(of['published'])}; Spark's "
+                "offset log would soon not reach back to it."
             )
         case "stream goes on":
             return (
-                f"The stream goes on after batch {of['committed']}: checkpoint {of['published']} "
-                "is published."
+                f"Resuming the stream after batch {of['committed']}: checkpoint "
+                f"{of['published']} is published."
             )
         case "pool short":
             total = of["nodes"] + of["missing"]
             return (
-                f"The query has {_many(of['nodes'], 'node')} and wants {total}; asking the cluster "
-                f"manager for {of['missing']} more."
+                f"The query has {_many(of['nodes'], 'node')} and wants {total}. Requesting "
+                f"{of['missing']} more from the cluster manager."
             )
         case "release failed":
-            return _start(str(of["reason"]))
+            return _end(_start(str(of["reason"])))
         case _:
             raise KeyError(kind)
 
 
 def beginnings(before: Query, after: Query) -> Iterator[tuple[int, str]]:
-    """What has begun in a step of the coordinator: sentences, and how loudly each is logged."""
+    """The operations that a step of the coordinator has begun: log levels and sentences."""
     yield from _of_nodes(before, after)
     yield from _of_moves(before, after)
     yield from _of_recovery(before, after)
@@ -219,7 +220,7 @@ def _of_moves(before: Query, after: Query) -> Iterator[tuple[int, str]]:
             yield (
                 logging.INFO,
                 f"Moving {groups} of {after.operators[operator].key_groups} key groups of "
-                f"{operator} to {_slices(moving.targets)}.",
+                f"{operator} to {_slices(moving.targets, 'new slice')}.",
             )
 
 
@@ -231,7 +232,7 @@ def _of_recovery(before: Query, after: Query) -> Iterator[tuple[int, str]]:
         lost = instances_of(after.slices[each] for each in after.suspects if each in after.slices)
         if lost:
             names = _instances(lost)
-            yield logging.WARNING, f"Recovery begins: the state of {names} is lost, or may be."
+            yield logging.WARNING, f"Starting recovery: the state of {names} may be lost."
     if now.made and (was is None or was.made != now.made):
         for (operator, instance, node), slices in _at_nodes(now.made).items():
             version = min(each.version for each in slices)
@@ -247,11 +248,11 @@ def _of_recovery(before: Query, after: Query) -> Iterator[tuple[int, str]]:
 def _of_restart(before: Query, after: Query) -> Iterator[tuple[int, str]]:
     was, now = before.restart, after.restart
     if before.taken_over is None and after.taken_over is not None and now is not None:
-        newest = after.published[-1].version if after.published else NO_VERSION
-        had = "no batch has run yet"
+        newest = after.published[-1].version if after.published else "none"
+        had = "There is no batch to resume from."
         if now.target != NO_VERSION:
-            had = f"the last batch is {now.target}, the newest version published {newest}"
-        yield logging.INFO, f"Driver {after.epoch} takes the query over: {had}."
+            had = f"Last batch: {now.target}; newest published checkpoint: {newest}."
+        yield logging.INFO, f"Driver {after.epoch} takes the query over. {had}"
     if now is None or not now.made or now.start == NO_VERSION:
         return
     if was is None or was.made != now.made:
@@ -259,24 +260,24 @@ def _of_restart(before: Query, after: Query) -> Iterator[tuple[int, str]]:
             slices = [each for each in now.made if each.operator == operator]
             yield (
                 logging.INFO,
-                f"Making the state of {operator} from {_checkpoint(now.start)}: "
+                f"Restoring the state of {operator} from {_checkpoint(now.start)}: "
                 f"{_slices(slices)}, {_rows_to_read(after, slices, Owner.RESTART)}.",
             )
 
 
 def name_of(order: Order) -> str:
-    """What an order is to do, as the subject of a sentence."""
+    """The operation of an order, as the subject of a sentence."""
     match order:
         case Make(each):
             return f"Making {_slice(each)}"
         case Advance(each, upto=version):
-            return f"Bringing {_slice(each)} on to version {version}"
+            return f"Advancing {_slice(each)} to version {version}"
         case Capture(_, each):
             return f"Capturing {_slice(each)}"
         case Merge(each):
             return f"Merging the checkpoint files of {_slice(each)}"
         case Store(captured):
-            return f"Storing the rows captured of slice {captured.slice} of {captured.operator}"
+            return f"Storing the capture of slice {captured.slice} of {captured.operator}"
         case Replay(slices, version):
             return f"Replaying batches up to {version} on {_count(slices, 'slice')}"
         case Publish(published):
@@ -286,19 +287,19 @@ def name_of(order: Order) -> str:
         case Inspect(host):
             return f"Inspecting the tables of {_node(host)}"
         case Rewind(start):
-            return f"Taking Spark back to version {start}"
+            return f"Rewinding Spark's logs to batch {start}"
         case Drop(host):
             return f"Dropping tables and captured files of {_node(host)}"
         case Withdraw():
-            return "Deleting checkpoints that are not needed any more"
+            return "Deleting obsolete checkpoints"
         case Note():
-            return "Noting the slices in the checkpoint folder"
+            return "Writing the arrangement of slices to the checkpoint folder"
         case Tell(kind):
             return f"Writing the event {kind!r} to the checkpoint folder"
         case AskNodes(total):
-            return f"Asking the cluster manager for {_many(total, 'node')}"
+            return f"Requesting {_many(total, 'node')} from the cluster manager"
         case Trim(operator):
-            return f"Letting go of rows that were sent to {operator}"
+            return f"Trimming the output buffers of rows sent to {operator}"
         case _:
             return f"The order {type(order).__name__}"
 
@@ -308,12 +309,12 @@ def _slice(each: Slice) -> str:
 
 
 def _node(host: str) -> str:
-    """A node by its host; the only node of a query without a cluster has none."""
+    """A node by its host. Without a cluster the only node has no host name."""
     return f"node {host}" if host else "this machine"
 
 
 def _start(text: str) -> str:
-    """The text as the start of a sentence."""
+    """The text with a capital letter in front."""
     return text[:1].upper() + text[1:]
 
 
@@ -325,11 +326,11 @@ def _nodes_of(query: Query) -> str:
     return _many(len(query.nodes), "node")
 
 
-def _slices(slices: Iterable[Slice]) -> str:
-    """How many slices, and where."""
+def _slices(slices: Iterable[Slice], noun: str = "slice") -> str:
+    """The number of slices, and their nodes."""
     found = list(slices)
     hosts = sorted({each.node for each in found if each.node})
-    return _count(found, "slice") + (f" on {', '.join(hosts)}" if hosts else "")
+    return _count(found, noun) + (f" on {', '.join(hosts)}" if hosts else "")
 
 
 def _at_nodes(slices: Iterable[Slice]) -> dict[tuple[str, int, str], list[Slice]]:
@@ -367,7 +368,7 @@ def _many(number: int, noun: str) -> str:
 
 
 def _size(size: int) -> str:
-    """A number of bytes for a reader.
+    """A number of bytes with a unit.
 
     >>> _size(12_345_678), _size(999)
     ('12.3 MB', '999 bytes')
@@ -378,17 +379,23 @@ def _size(size: int) -> str:
     return _many(size, "byte")
 
 
-def _move_again(of: Mapping[str, Any]) -> str:
-    """What comes after an attempt of a move that failed."""
-    again = "begins again" if of["attempt"] < move.ATTEMPTS else "is given up"
-    return f"with nothing changed (attempt {of['attempt']} of {move.ATTEMPTS}) and {again}"
+def _move_failed(what: str, of: Mapping[str, Any]) -> str:
+    """An attempt of a move that failed, and whether another one follows."""
+    then = "Starting again" if of["attempt"] < move.ATTEMPTS else "Giving up"
+    attempt = f"attempt {of['attempt']} of {move.ATTEMPTS}"
+    return _because(f"{what} failed ({attempt})", of, f"{then}; nothing was changed")
 
 
-def _because(text: str, of: Mapping[str, Any]) -> str:
-    """A sentence and the reason in one line; the event has all of it."""
+def _because(text: str, of: Mapping[str, Any], then: str = "") -> str:
+    """What happened, its reason on one line, and what is done then. The event has all lines."""
     lines = [line.strip() for line in str(of.get("reason") or "").splitlines() if line.strip()]
-    if not lines:
-        return f"{text}."
-    # Of a traceback the last line says what went wrong.
-    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return f"{text}: {line if len(line) <= _LONGEST else f'{line[:_LONGEST]}...'}"
+    if lines:
+        # Of a traceback the last line says what went wrong.
+        line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        text = f"{text}: {line if len(line) <= _LONGEST else f'{line[:_LONGEST]}...'}"
+    return " ".join(_end(each) for each in (text, then) if each)
+
+
+def _end(text: str) -> str:
+    """The text with a full stop, unless it ends a sentence already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -1,4 +1,4 @@
-"""Spark's streaming query: started when the state is ready, ended, and taken back to run again."""
+"""Spark's streaming query: starting it when the state is ready, stopping it, and rewinding it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Take = Callable[[DataFrame, int], None]
 
 
 class Launching(Protocol):
-    """Who starts and stops Spark's query."""
+    """Starts and stops Spark's query."""
 
     def start(self, take: Take, *, once: bool) -> StreamingQuery:
         """Start it, for one batch or until it is stopped."""
@@ -49,7 +49,7 @@ class Launching(Protocol):
 
 @dataclass(frozen=True)
 class Launch:
-    """How Spark's query is started; see :class:`Launching`."""
+    """Starts Spark's query with given settings; see :class:`Launching`."""
 
     spark: SparkSession
     frame: DataFrame
@@ -83,11 +83,11 @@ class Launch:
         except Exception as error:
             if not session_gone(error):
                 raise
-            _log.warning("Spark's query cannot be stopped, its session is gone: %s", error)
+            _log.warning("Spark's query was not stopped, because its session ended: %s", error)
 
 
 class Stream:
-    """Spark's query, in as many lives as it takes. :meth:`run` returns when it is over."""
+    """Spark's query, which is started again as often as needed. :meth:`run` returns at its end."""
 
     def __init__(
         self,
@@ -120,15 +120,15 @@ class Stream:
 
     @property
     def spark_query(self) -> StreamingQuery:
-        """Spark's handle of its present life."""
+        """Spark's handle of the query that was started last."""
         if self._query is None:
             raise QueryFailed("the query has not been started")
         return self._query
 
     def run(self, settle: Callable[[Query], None]) -> AnabranchError | None:
-        """Run until the stream ends; why it failed, if it did.
+        """Run until the stream ends. Returns its error, if it failed.
 
-        ``settle`` is called whenever the state is ready to go on.
+        ``settle`` is called whenever the state is restored and batches can run.
         """
         while not self._stopping:
             query = self._loop.wait_for(lambda q: q.settled)
@@ -151,8 +151,9 @@ class Stream:
     def _run_on(self) -> None:
         """Run batches until the stream ends.
 
-        A driver that was paused may wake up between two batches, and plan one before it finds that
-        it was deposed. It is run as planned: Spark's query is started again, and reads its logs.
+        A driver that was paused may wake up between two batches, and write the offsets of a batch
+        before it finds that it was deposed. Spark's query then ends here; it is started again, and
+        runs the batch with these offsets.
         """
         restarts, at = 0, self._batches.committed
         while True:
@@ -171,19 +172,19 @@ class Stream:
                 if restarts > _RESTARTS:
                     raise
                 _log.warning(
-                    "A driver that was deposed has planned the batch after batch %s. Starting "
-                    "Spark's query again, to run that batch as planned.",
+                    "A deposed driver wrote the offsets of the batch after batch %s. Restarting "
+                    "Spark's query, which runs that batch with these offsets.",
                     at,
                 )
 
     def _deposed(self) -> Deposed | None:
-        """That another driver has taken the query over, if so: whatever else fails follows."""
+        """The Deposed error, if another driver has the query. It explains all other failures."""
         try:
             self._ledger.reign.check()
         except Deposed as error:
             return error
         except StoreError as error:
-            _log.info("The checkpoint folder does not say who has the query: %s", error)
+            _log.info("The epochs in the checkpoint folder cannot be read: %s", error)
         return None
 
     def stop(self) -> None:
@@ -196,19 +197,19 @@ class Stream:
         self._end()
 
     def give_up(self) -> None:
-        """End without waiting for a batch: the query cannot go on. Spark may have none to run."""
+        """End without waiting for a batch, because the query cannot continue."""
         with self._lock:
             self._stopping = True
         self._end()
 
     def rewind(self, order: orders.Rewind) -> None:
-        """Take Spark back to a version; the batches up to the target are run again.
+        """Rewind Spark to a version. The batches up to the target run again.
 
-        DidNotHappen if a batch was let run after this was ordered: it must not be undone.
+        DidNotHappen if a batch has begun after this was ordered, as it must not be undone.
         """
         if order.fence < self._batches.fence:
-            raise DidNotHappen(f"going back to version {order.start} was given up")
-        self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
+            raise DidNotHappen(f"rewinding to version {order.start} was given up")
+        self._batches.end(TakenBack(f"the query is rolled back to version {order.start}"))
         self._end()
         start, ledger = order.start, self._ledger
         begun = rewind.pending(ledger.store)
@@ -221,13 +222,13 @@ class Stream:
         self._again = (start, again)
 
     def distrust(self) -> None:
-        """The machine has lost its power since the query ran: what is not flushed may be gone."""
+        """Note that the machine was rebooted: what was not flushed may be lost."""
         self._untrusted = True
 
     def _after_power_failure(self, start: Version, begun: Rewind | None) -> Rewind:
-        """Go back to the newest whole version: up to it, and no further, all was flushed.
+        """Roll back to the newest complete version, up to which everything was flushed.
 
-        Results after it are taken back, and are made and delivered once more.
+        Later results are removed, computed again and delivered again.
         """
         ledger, sinks = self._ledger, self._sinks
         replaceable = [sink for sink in sinks if isinstance(sink, Replaceable)]

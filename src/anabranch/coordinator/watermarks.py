@@ -1,4 +1,4 @@
-"""Watermarks: how far event time has come, operator by operator."""
+"""Watermarks: the progress of event time, by operator."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Times = dict[str, tuple[int | None, ...]]
 
 @dataclass(frozen=True)
 class Watermarks:
-    """The event times seen in all committed batches, and the watermarks that follow from them.
+    """The event times of all committed batches, and the watermarks that follow from them.
 
-    As in Spark, the watermark of a batch depends on the batches before it alone, so every instance
-    has the same one, and has it again when the batch is repeated.
+    As in Spark, the watermark of a batch depends only on earlier batches. All instances therefore
+    have the same one, also when the batch is repeated.
     """
 
     times: Times
 
     def of(self, name: str, operator: Operator) -> int | None:
-        """An operator's watermark: the latest time less the delay, the least of all inputs."""
+        """An operator's watermark: the latest event time minus the delay, by its slowest input."""
         seen = self.times.get(name, ())
         if not seen or any(time is None for time in seen):
             return None

@@ -1,4 +1,4 @@
-"""The ways in which instances come to the state of groups that they did not have."""
+"""Movement policies: how an instance gets the state of key groups that are new to it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from anabranch.units import Duration, microseconds
 
 
 class Movement(Protocol):
-    """How state that is lost, or is needed elsewhere, comes to its new instances."""
+    """How the new instances of lost or moving key groups get their state."""
 
     @property
     def parallelism(self) -> int:
-        """How many instances share what one lost instance had."""
+        """How many instances take over the key groups of one lost instance."""
         ...
 
     @property
     def window(self) -> int | None:
-        """State comes from the rows of so much event time alone, in microseconds; None: from a
-        checkpoint."""
+        """State is computed from the rows of this much event time, in microseconds. None: state is
+        restored from a checkpoint."""
         ...
 
     @property
     def from_source(self) -> bool:
-        """Whether old rows are computed from the sources again, instead of being kept."""
+        """Whether old rows are computed from the sources again instead of being kept."""
         ...
 
 
 @dataclass(frozen=True)
 class FromCheckpoint:
-    """Restore from the newest checkpoint, and run again what was sent since.
+    """Restore from the newest checkpoint, and replay the batches since then.
 
-    ``parallelism`` is how many instances share what one lost instance had: recovery is then as
-    many times shorter, and the operator has more instances afterwards.
+    ``parallelism`` is how many instances take over the key groups of one lost instance. They
+    recover in parallel, and the operator has more instances afterwards.
     """
 
     parallelism: int = 1
@@ -45,23 +45,23 @@ class FromCheckpoint:
 
     @property
     def window(self) -> int | None:
-        """There are checkpoints."""
+        """None: state is restored from a checkpoint."""
         return None
 
     @property
     def from_source(self) -> bool:
-        """What was sent since the checkpoint is kept."""
+        """False: the rows sent since the checkpoint are kept."""
         return False
 
 
 @dataclass(frozen=True)
 class FromInput:
-    """Compute lost state again from the rows of the last so much event time.
+    """Compute lost state again from the input of the last period of event time.
 
-    For operators whose state depends on no older rows, such as those over windows of that length,
-    with ``checkpointing=Never()`` on a cluster. The rows are the ones that were sent to the lost
-    instances then (upstream backup). With ``source=True`` they are computed from the sources again,
-    through everything that is before the operator (source replay).
+    Use it with ``checkpointing=Never()`` on a cluster, for operators whose state depends on no
+    older rows, such as windows of that length. The rows are those that were sent to the lost
+    instances (upstream backup). With ``source=True`` they are computed from the sources again,
+    by all steps before the operator (source replay).
     """
 
     last: Duration
@@ -73,15 +73,15 @@ class FromInput:
 
     @property
     def parallelism(self) -> int:
-        """A lost instance comes back as one."""
+        """One: a lost instance is recovered as one instance."""
         return 1
 
     @property
     def window(self) -> int | None:
-        """The rows of so much event time are enough, in microseconds."""
+        """The length of the period, in microseconds."""
         return microseconds(self.last)
 
     @property
     def from_source(self) -> bool:
-        """As the user has said."""
+        """Whether ``source=True`` was given."""
         return self.source

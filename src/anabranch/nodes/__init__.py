@@ -1,4 +1,4 @@
-"""The agent of a node, which keeps backups for others and works for the coordinator.
+"""The agent of a node, which keeps backups of other nodes and executes orders.
 
 All of the library's network code is here. Every request is signed with the query's secret, and
 nothing is ever unpickled.

@@ -1,8 +1,8 @@
 """The process of a node's agent: ``python -m anabranch.nodes.agent``.
 
-It reads one line of JSON from its input, the only way for the secret to come in, and answers with
-one line: where it listens, or that another agent has the folder. It ends with the process that it
-watches, on SIGTERM, and when it is told to stop.
+It reads one line of JSON from its standard input, which has the secret. It answers with one line:
+its address, or that another agent uses the folder. It ends with the process that it watches, on
+SIGTERM, and on the request Stop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Config:
-    """What an agent is told when it is started; see :func:`anabranch.nodes.start_agent`."""
+    """The settings of an agent; see :func:`anabranch.nodes.start_agent`."""
 
     secret: str = field(repr=False)
     host: str
@@ -82,7 +82,7 @@ class Config:
 
 
 def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until ``done``, or until someone tells the agent to stop; answer when ready."""
+    """Serve until ``done`` or the request Stop. Calls ``answer`` when ready."""
     folder = private_folder(Path(config.folder))
     with locked(folder, timeout=0):
         # Parts on their way are kept beside the backups: elsewhere may be memory.
@@ -93,9 +93,7 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
             with fence.admit(Epoch(config.epoch), Deadline(config.timeout)):
                 pass  # no driver before this one starts an agent here any more
         agent = _listen(config, vault, fence, done)
-        _log.info(
-            "The agent listens at %s port %d; its backups: %r", config.host, agent.port, vault
-        )
+        _log.info("Listening at %s port %d; backups: %r", config.host, agent.port, vault)
         address = folder / ADDRESS
         record(address, {"host": config.host, "port": agent.port, "pid": os.getpid()})
         answer({"port": agent.port, "pid": os.getpid()})
@@ -152,7 +150,7 @@ def _listen(config: Config, vault: Vault, fence: Fence, done: threading.Event) -
 
 
 def watch(pid: int, done: threading.Event) -> None:
-    """Set ``done`` when a process is gone."""
+    """Set ``done`` when a process has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError as error:
@@ -162,7 +160,7 @@ def watch(pid: int, done: threading.Event) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.poll()
-        _log.info("Process %d, which this agent belongs to, has ended; ending.", pid)
+        _log.info("Process %d, which started this agent, has ended. Ending the agent.", pid)
         done.set()
 
     threading.Thread(target=wait, name="watch", daemon=True).start()
@@ -189,7 +187,7 @@ def record(path: Path, value: dict[str, Any]) -> None:
 
 
 def _answers() -> Callable[[dict[str, Any]], None]:
-    """A way to answer, for which the output is kept free: all that is printed goes to the log."""
+    """The function that answers on standard output. Everything else printed goes to the log."""
     kept = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -209,7 +207,7 @@ def _read_config() -> Config:
 
 
 def _log_to(path: str | None) -> None:
-    """Log to the standard error, which is a file, and stays small, if its path is given."""
+    """Log to the standard error. If its path is given, the file is kept small."""
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -219,7 +217,7 @@ def _log_to(path: str | None) -> None:
 
 
 def _open_many_files() -> None:
-    """Be allowed as many connections as the system permits."""
+    """Raise the limit of open files as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -227,7 +225,7 @@ def _open_many_files() -> None:
 
 
 def main() -> int:
-    """Run until told to end; the exit code."""
+    """Run the agent. Returns the exit code."""
     # Whatever is written from here on is for this user alone.
     os.umask(0o077)
     _log_to(None)
@@ -244,10 +242,10 @@ def main() -> int:
             watch(config.watch_pid, done)
         serve(config, done, answer)
     except StateLocked as error:
-        _log.warning("Another agent uses this folder already; ending: %s", error)
+        _log.warning("Another agent uses this folder already. Ending this agent: %s", error)
         answer({"busy": True})
     except Exception:
-        _log.exception("The agent failed; ending.")
+        _log.exception("The agent failed.")
         return 1
     _log.info("The agent has ended.")
     return 0

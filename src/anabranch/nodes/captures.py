@@ -1,4 +1,4 @@
-"""Capture files: the copy of a table's rows that waits on its node until it is stored."""
+"""Capture files: copies of a table's rows, kept on its node until they are stored."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OF = ".of"
 
 
 def spilled(root: Path) -> Path:
-    """The folder, on a disk, for captures that have no room in the folder of a query's state."""
+    """The folder on a disk for captures that do not fit into the state folder of a query."""
     return backup_folder() / SPILLED / root.parent.name / root.name
 
 
 def capture_folders(root: Path) -> tuple[Path, Path]:
-    """Where the captures of a query's state are: beside the tables, or on a disk."""
+    """The folders of a query's captures: beside the tables, and on a disk."""
     return root / CAPTURES, spilled(root)
 
 
 def own_capture(root: Path, file: str) -> Path:
-    """The path of a capture of a query's state; Refused if it is any other file."""
+    """The path of a capture of a query. Refused if it is any other file."""
     folders = capture_folders(root)
     for folder in folders if "\0" not in file else ():
         path = folder / Path(file).name
@@ -35,14 +35,15 @@ def own_capture(root: Path, file: str) -> Path:
         if file == str(path) and path.resolve() == folder.resolve() / path.name:
             return path
     raise Refused(
-        f"{file!r:.100} is no capture of this query, which are in {' or '.join(map(str, folders))}"
+        f"{file!r:.100} is no capture of this query; its captures are in "
+        f"{' or '.join(map(str, folders))}"
     )
 
 
 def write_capture(taken: Capture, root: Path, name: str) -> Path:
-    """Write a capture to a file beside the tables, or on a disk if there is no room for it.
+    """Write a capture to a file beside the tables, or on a disk if it does not fit there.
 
-    StateFull, with nothing left behind, if there is no room there either.
+    StateFull if neither has room; no file is left then.
     """
     failures: list[str] = []
     for folder in capture_folders(root):
@@ -55,8 +56,8 @@ def write_capture(taken: Capture, root: Path, name: str) -> Path:
             return path
     raise StateFull(
         f"no room for a copy of the state of {taken.operator}, instance {taken.instance}, at "
-        f"version {taken.version} ({'; '.join(failures)}): make the state folder larger, or name "
-        "one on a larger disk for backups with ANABRANCH_BACKUP_FOLDER"
+        f"version {taken.version} ({'; '.join(failures)}): make the state folder larger, or set "
+        "ANABRANCH_BACKUP_FOLDER to a folder on a larger disk"
     )
 
 

@@ -1,7 +1,6 @@
 """A block of bytes over a connected socket, a chunk at a time, with a checksum.
 
-The time limit of the socket is that of one chunk: a transfer may take as long as it likes, but
-must go on.
+The timeout of the socket applies to one chunk. A transfer may take any time, but must not stall.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ CHECKSUM_BYTES = 8
 
 
 class Pipe(Protocol):
-    """What a block goes through: a socket, or something that waits for one."""
+    """The transport of a block: a socket, or a wrapper of one."""
 
     def send(self, data: memoryview, /) -> int:
-        """Send some of these bytes; how many."""
+        """Send some of these bytes. Returns their number."""
 
     def recv_into(self, view: memoryview, /) -> int:
-        """Take what has come, up to the size of ``view``; how many, 0 at the end."""
+        """Read available bytes into ``view``. Returns their number, 0 at the end."""
 
 
 def checksum_of(data: bytes | memoryview) -> str:
-    """What is sent with the bytes to tell whether they came as they were."""
+    """The checksum that is sent with a block."""
     return str(xxhash.xxh3_64_hexdigest(data))
 
 
 def flat(data: Any) -> memoryview:
-    """The bytes of anything that has some in one piece."""
+    """The bytes of a contiguous buffer."""
     view = memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def send(sock: Pipe, data: bytes | memoryview) -> None:
-    """Send all of these bytes. Unlike ``sendall``, it may take any time in all."""
+    """Send all of these bytes. Unlike ``sendall``, without a limit of the total time."""
     view = flat(data)
     sent = 0
     while sent < len(view):
@@ -57,7 +56,7 @@ def send_file(sock: Pipe, descriptor: int, size: int) -> None:
     while at < size:
         count = os.preadv(descriptor, [chunk[: size - at]], at)
         if count == 0:
-            raise OSError(f"the file has {at} bytes, and should have {size}")
+            raise OSError(f"the file has {at} bytes instead of {size}")
         hashed.update(chunk[:count])
         send(sock, chunk[:count])
         at += count
@@ -75,9 +74,9 @@ def send_buffer(sock: Pipe, data: Any) -> None:
 
 
 def receive(sock: Pipe, size: int, take: Callable[[memoryview], None], what: str) -> str:
-    """Hand exactly so many bytes to ``take`` as they come; their checksum.
+    """Pass exactly this number of bytes to ``take`` as they arrive. Returns their checksum.
 
-    DidNotHappen, headed by ``what`` is being done, if they stop coming.
+    DidNotHappen, with a message that starts with ``what``, if the transfer stalls or ends.
     """
     hashed = xxhash.xxh3_64()
     chunk = memoryview(bytearray(min(CHUNK, size)))
@@ -91,7 +90,7 @@ def receive(sock: Pipe, size: int, take: Callable[[memoryview], None], what: str
 
 
 def receive_into(sock: Pipe, view: memoryview, what: str) -> str:
-    """Fill ``view`` with the next bytes, in the same way; their checksum."""
+    """Fill ``view`` with the next bytes, in the same way. Returns their checksum."""
     hashed = xxhash.xxh3_64()
     count, size = 0, len(view)
     while count < size:
@@ -105,14 +104,14 @@ def _some(sock: Pipe, view: memoryview, count: int, size: int, what: str) -> int
     try:
         came = sock.recv_into(view)
     except OSError as error:
-        raise DidNotHappen(f"{what}: {count} of {size} bytes came, then: {error}") from error
+        raise DidNotHappen(f"{what}: failed after {count} of {size} bytes: {error}") from error
     if came == 0:
-        raise DidNotHappen(f"{what}: only {count} of {size} bytes came")
+        raise DidNotHappen(f"{what}: ended after {count} of {size} bytes")
     return came
 
 
 def exactly(sock: Pipe, size: int) -> bytes:
-    """The next bytes; fewer if the other side ends before."""
+    """The next bytes. Fewer if the other side closes the connection."""
     data = bytearray(size)
     view = memoryview(data)
     count = 0

@@ -1,9 +1,9 @@
-"""Who uses a folder of state: one machine, and for each query in it a process that lives.
+"""Claims to a state folder: it belongs to one machine, and each query in it to living processes.
 
-Locks say so, and the system lets go of them when their process dies::
+A claim is a file lock, which the system releases when its process dies::
 
-    <state folder>/.hosts-<user>/<boot id>    shared, by everyone of this machine
-    <state folder>/[<host>/]<query>/alive     shared, by those who run the query there
+    <state folder>/.hosts-<user>/<boot id>    shared, by all processes of this machine
+    <state folder>/[<host>/]<query>/alive     shared, by the processes that run the query there
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NETWORK = re.compile(
 
 
 class Claim:
-    """The folder of a query's state, made for this user alone and held until it is closed."""
+    """A claim to the folder of a query's state, held until it is closed."""
 
     def __init__(self, base: Path, root: Path) -> None:
         kind = file_system(base)
@@ -58,22 +58,22 @@ class Claim:
 
     @classmethod
     def of(cls, root: StateRoot, host: str | None = None) -> Claim:
-        """Make the folder, for this user alone, and hold it for as long as the claim is open.
+        """Make the folder, for this user alone, and claim it.
 
-        PlanError if the folder is another user's, on a file system of a network, or used by
-        another machine too.
+        PlanError if the folder is another user's, on a network file system, or used by another
+        machine too.
         """
         return cls(state_folder(root.folder), root.path(host))
 
     def mark_kept(self, kept: bool) -> None:
-        """Say whether the state is nowhere else, and so must stay when the query is dead."""
+        """Record whether the state has no backup, and so must stay when the query has ended."""
         if kept:
             (self.root / KEEP).touch(mode=0o600)
         else:
             (self.root / KEEP).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the folder. It stays, and may be swept from now on."""
+        """Release the claim. The folder stays, and may be swept from now on."""
         while self._held:
             os.close(self._held.pop())
 
@@ -90,9 +90,9 @@ class Claim:
 
 
 def try_alone(path: Path) -> int | None:
-    """The descriptor of a file that nobody else holds, held alone; None if somebody does.
+    """Lock a file exclusively and return its descriptor, or None if a process has locked it.
 
-    The caller closes it. FileNotFoundError if the folder is gone.
+    The caller closes it. FileNotFoundError if the folder does not exist.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -107,7 +107,7 @@ def try_alone(path: Path) -> int | None:
 
 
 def _hold(path: Path) -> int:
-    """Hold a file together with others, in a folder that is made if it is not there."""
+    """Lock a file, shared with other processes, in a folder that is made if it is missing."""
     while True:
         try:
             private_folder(path.parent)
@@ -128,7 +128,7 @@ def _hold(path: Path) -> int:
 
 
 def _claim_machine(base: Path) -> int:
-    """Note that this machine uses a folder; PlanError if another one does."""
+    """Record that this machine uses a folder. PlanError if another machine does."""
     hosts = base / f"{HOSTS}-{os.geteuid()}"
     mine = _hold(hosts / boot.boot_id())
     try:
@@ -151,7 +151,7 @@ def _claim_machine(base: Path) -> int:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Make a folder in which every user may have folders of his own, and nobody another's."""
+    """Make a folder in which every user may have folders, with the sticky bit."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.stat()
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o1777:
@@ -159,14 +159,14 @@ def _open_to_all(folder: Path) -> None:
 
 
 def is_network(kind: str) -> bool:
-    """Whether several machines can have a file system of this type at the same time."""
+    """Whether several machines can mount a file system of this type at the same time."""
     return _NETWORK.fullmatch(kind) is not None
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system of a folder, or of the first folder above it that there is.
+    """The type of the file system of a folder, or of the first existing folder above it.
 
-    An empty text where the system does not say.
+    Empty if the system does not tell.
     """
     path = folder.absolute()
     while not path.exists():

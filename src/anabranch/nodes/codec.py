@@ -1,8 +1,8 @@
 """Requests, answers and errors as JSON, and back.
 
-How a value is written follows from its type. Every field of a request is checked before anything
-is done: Refused says which one is wrong. An error crosses as the name of its class and a message,
-and nothing is ever unpickled.
+The type of a value determines its form. Every field of a request is checked before anything is
+done; Refused names the wrong one. An error is sent as the name of its class and a message. Nothing
+is ever unpickled.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _WRONG = (
     AnabranchError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError,
     RecursionError, pa.ArrowException,
 )  # fmt: skip
-"""What comes of reading something that somebody else wrote."""
+"""The errors of reading malformed values."""
 
 
 def encode(request: Request[Any], seconds: float) -> dict[str, Any]:
-    """A request, and for how many seconds its answer is waited for, as a value for JSON."""
+    """A request, with the seconds that its caller waits for the answer, as a value for JSON."""
     written = {
         name: form.write(getattr(request, name)) for name, form in _fields(request.verb).items()
     }
@@ -69,7 +69,7 @@ def encode(request: Request[Any], seconds: float) -> dict[str, Any]:
 
 
 def verb_of(value: Mapping[str, Any]) -> str:
-    """The verb of what :func:`encode` wrote; Refused if there is no such verb."""
+    """The verb of an encoded request. Refused if there is no such verb."""
     verb = value.get(VERB)
     if not isinstance(verb, str) or verb not in VERBS:
         raise Refused(f"this node cannot do {cut(verb)}; it can {sorted(VERBS)}")
@@ -91,12 +91,12 @@ def decode(value: Mapping[str, Any]) -> tuple[Request[Any], float]:
 
 
 def encode_answer(request: Request[Any], answer: Any) -> dict[str, Any]:
-    """What a request was answered with, as a value for JSON."""
+    """The answer to a request, as a value for JSON."""
     return {"answer": _answer(request.verb).write(answer)}
 
 
 def decode_answer(request: Request[A], value: Mapping[str, Any]) -> A:
-    """The answer that :func:`encode_answer` wrote; ValueError if it is none."""
+    """The answer that :func:`encode_answer` wrote. ValueError if it is malformed."""
     form = _answer(request.verb)
     try:
         answer: A = form.read(value["answer"])
@@ -108,7 +108,7 @@ def decode_answer(request: Request[A], value: Mapping[str, Any]) -> A:
 
 
 def answers_with_bytes(request: Request[Any]) -> bool:
-    """Whether the answer is a block of bytes, which JSON is not for."""
+    """Whether the answer is a block of bytes instead of JSON."""
     return _answer_type(type(request)) is pa.Buffer
 
 
@@ -120,9 +120,9 @@ _ERRORS = {
 
 
 def encode_error(error: Exception, doing: str) -> dict[str, Any]:
-    """What a server answers so that the client can raise the same.
+    """The form of an error that lets the client raise the same error.
 
-    An error that is none of ours becomes QueryFailed, and says what was being done.
+    An error of another class becomes QueryFailed, with the failed operation in its message.
     """
     if isinstance(error, AnabranchError):
         name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _ERRORS)
@@ -135,13 +135,13 @@ def encode_error(error: Exception, doing: str) -> dict[str, Any]:
 
 
 def decode_error(value: dict[str, Any]) -> AnabranchError | None:
-    """The error that the server answered with; None if it is none that is known here."""
+    """The error in a server's answer. None if its class is not known here."""
     kind, message = _ERRORS.get(str(value.get("error"))), value.get("message")
     return kind(message) if kind is not None and isinstance(message, str) else None
 
 
 def cut(value: object) -> str:
-    """What someone else sent, short enough for a log."""
+    """A received value, shortened for a log."""
     return f"{value!r:.100}"
 
 

@@ -1,4 +1,4 @@
-"""A connection of somebody to an agent, in the agent's loop until it is known to be a friend."""
+"""A connection to an agent. The agent's loop reads it until its first request is verified."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 
 class Gone(Exception):
-    """The other side cannot be talked to any more."""
+    """The connection cannot be used any more."""
 
 
 class CutOff(Exception):
-    """The other side ended within a request."""
+    """The other side closed the connection within a request."""
 
 
 class Halfway(Enum):
-    """Which way bytes were going when something failed."""
+    """The direction of the transfer that failed."""
 
     IN = "in"
     OUT = "out"
@@ -39,8 +39,8 @@ class Halfway(Enum):
 class Connection:
     """One connection. Only its task uses it, or one thread at a time that the task waits for.
 
-    Reading never takes more from the system than what was asked for, so that the buffers of the
-    system fill, and the other side waits.
+    A read never takes more bytes from the system than were requested, so that the buffers of the
+    system fill and the other side waits.
     """
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -65,10 +65,10 @@ class Connection:
             self._sock = wrapped
             await self._when_ready(wrapped.do_handshake)
         except (OSError, ValueError) as error:
-            raise Gone(f"no encryption came about: {error}") from error
+            raise Gone(f"the TLS handshake failed: {error}") from error
 
     async def receive(self, size: int) -> bytes:
-        """The next so many bytes; none if the other side ended before the first.
+        """Read a number of bytes. None if the other side closed the connection before the first.
 
         CutOff if it ends before the last.
         """
@@ -85,7 +85,7 @@ class Connection:
             if count == 0:
                 raise Gone(str(error)) from error
         if 0 < count < size:
-            raise CutOff(f"only {count} of {size} bytes came")
+            raise CutOff(f"it ended after {count} of {size} bytes")
         return bytes(data[:count])
 
     async def send(self, data: bytes, timeout: float) -> None:
@@ -127,7 +127,7 @@ class Connection:
                 self._sock.setblocking(False)
 
     def break_off(self) -> None:
-        """Have a thread that uses the socket fail."""
+        """Make a thread that uses the socket fail."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

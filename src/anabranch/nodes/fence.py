@@ -1,8 +1,8 @@
-"""Keeping a driver away that another one has taken the query over from.
+"""Fencing off deposed drivers.
 
-Every driver of a query has a number, its epoch, that is greater than those before. Whoever changes
-something for a driver asks the fence beside it, which remembers the greatest epoch it has seen, in
-a file that outlives the process.
+Every driver of a query has an epoch, a number greater than those of earlier drivers. A node checks
+every change for a driver against its fence, which keeps the greatest epoch that it has seen in a
+file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _RECORD = re.compile(rb"^[0-9]{19}$", re.MULTILINE)
 class Fence:
     """Admits changes of the newest driver only. May be used from several threads.
 
-    Every epoch that was the greatest is a line of the file at ``path``. A line is written behind
-    the others, so one that a power failure cuts short makes none of them wrong.
+    Every epoch that was the greatest is a line of the file at ``path``. Lines are only appended, so
+    a line that a power failure cuts short does not damage the others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class Fence:
         self._under_way: Counter[Epoch] = Counter()
 
     def check(self, epoch: Epoch) -> None:
-        """Deposed if a driver of a later epoch has been seen."""
+        """Raise Deposed if a driver of a later epoch has been seen."""
         greatest = self.greatest()
         if epoch < greatest:
             raise Deposed(
@@ -60,10 +60,10 @@ class Fence:
 
     @contextmanager
     def admit(self, epoch: Epoch, deadline: Deadline) -> Iterator[None]:
-        """Change something in the body, for the driver of an epoch.
+        """Admit a change, in the body, for the driver of an epoch.
 
-        No change of an earlier epoch goes on beside it: none is admitted any more, and those that
-        are under way are waited for, or DidNotHappen. Deposed if the epoch is an earlier one.
+        No change of an earlier epoch runs at the same time: no more are admitted, and this waits
+        for those in progress, or raises DidNotHappen. Deposed if the epoch is an earlier one.
         """
         with self._condition:
             self.check(epoch)
@@ -85,7 +85,7 @@ class Fence:
         return any(other < epoch for other in self._under_way)
 
     def _note(self, epoch: Epoch) -> None:
-        """Have an epoch on disk."""
+        """Write an epoch to disk."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -94,19 +94,19 @@ class Fence:
                 # The first end of line is for a line before it that was cut short.
                 line = b"\n%019d\n" % epoch
                 if os.write(descriptor, line) < len(line):
-                    raise OSError("no room for all of the line")
+                    raise OSError("the disk has no room for the whole line")
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             flush(str(self._path.parent))
         except OSError as error:
             raise DidNotHappen(
-                f"epoch {epoch} cannot be noted in {self._path}: {error}; make room there"
+                f"epoch {epoch} cannot be written to {self._path}: {error}; make room there"
             ) from error
 
 
 class FencedStore:
-    """A store that only the driver of an epoch changes, as long as there is no later one."""
+    """A store that only the driver of an epoch can change, until there is a later one."""
 
     def __init__(self, store: BackupStore, fence: Fence, epoch: Epoch, deadline: Deadline) -> None:
         self._store = store

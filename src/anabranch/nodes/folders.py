@@ -1,4 +1,4 @@
-"""Where a machine keeps the state and the backups of a user's queries."""
+"""The folders of state and backups of a user's queries on a machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class StateRoot:
-    """The folder of one query's state, which every node finds for itself."""
+    """The folder of one query's state, which every node resolves for itself."""
 
     query: str
     folder: str | None = None
@@ -31,12 +31,12 @@ class StateRoot:
         return state_folder(self.folder).joinpath(*([host] if host else []), self.query)
 
     def backups(self, host: str) -> Path:
-        """The folder for what a node keeps for others. On a disk: it outlives the query."""
+        """The folder for backups that a node keeps for others, on a disk. It survives the query."""
         return backup_folder() / host / self.query
 
 
 def state_folder(given: str | None = None) -> Path:
-    """The folder of the state of all queries: as given, of the environment, or of this user."""
+    """The folder of the state of all queries: as given, from the environment, or the default."""
     named = given or os.environ.get(VARIABLE)
     return _default_state() if named is None else Path(named).absolute()
 
@@ -48,8 +48,8 @@ def backup_folder(given: str | None = None) -> Path:
 
 
 def make_own(folder: Path) -> None:
-    """Make a folder that is missing. A default one is in a folder of all users, and refused if it
-    is another user's; one that was named is as whoever named it wants it."""
+    """Make a missing folder. A default one is refused if it belongs to another user. A folder that
+    the user named keeps its permissions."""
     if folder in (_default_state(), _default_backups()) or not folder.exists():
         private_folder(folder)
 

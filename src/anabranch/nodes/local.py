@@ -1,4 +1,4 @@
-"""The node that this machine is: it has the state tables of one query, and carries requests out."""
+"""The node of this machine, which has state tables of one query and executes requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ A = TypeVar("A")
 TABLES = "tables"
 _LOCK_SECONDS = 60.0
 _AT_ONCE = threading.BoundedSemaphore(16)
-"""Every table that is open takes addresses of this process, and there are only so many."""
+"""Limits how many tables are open at the same time, as each takes addresses of this process."""
 
 Backups = Callable[[Backed[Any], Deadline], BackupStore]
 """Opens the backup store of the query for a request."""
@@ -59,10 +59,10 @@ Backups = Callable[[Backed[Any], Deadline], BackupStore]
 class LocalNode:
     """The tables and captures below a folder of this machine.
 
-    See :class:`~anabranch.nodes.node.Node`. With ``apart``, the address of the store, parts are
-    merged by another process: in the driver it would hold the interpreter's lock, which batches
-    need. With ``host``, the name of this node among its peers, it takes parts first from what it
-    has itself.
+    See :class:`~anabranch.nodes.node.Node`. With ``apart``, the address of the store, another
+    process merges parts: in the driver a merge would hold the interpreter's lock, which batches
+    need. With ``host``, the name of this node among its peers, it reads its own copies of parts
+    first.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LocalNode:
         """See :meth:`~anabranch.nodes.node.Node.ask`."""
         carry_out = self._verbs.get(type(request))
         if carry_out is None:
-            raise Refused(f"a node has nothing to {request.verb} among its tables")
+            raise Refused(f"the tables of a node have no request {request.verb!r}")
         admitted = (
             self._fence.admit(request.epoch, deadline)
             if isinstance(request, Change)
@@ -100,18 +100,18 @@ class LocalNode:
             return cast(A, carry_out(request, deadline))
 
     def path(self, table: TableName) -> Path:
-        """Where a table is; Refused if that is not a name, or a link leads elsewhere."""
+        """The path of a table. Refused if its name is invalid, or a link leads elsewhere."""
         folder = self._root / TABLES
         try:
             path = folder / check_table(table)
         except ValueError as error:
             raise Refused(str(error)) from error
         if path.resolve() != folder.resolve() / table:
-            raise Refused(f"a link leads from {path} out of the tables of this query")
+            raise Refused(f"{path} is a symbolic link out of this query's folder of tables")
         return path
 
     def clear(self, table: TableName) -> Path:
-        """Where a table is to be made, with nothing there."""
+        """The path of a new table, with an old one removed."""
         path = self.path(table)
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ class LocalNode:
         *,
         since: Version | None = None,
     ) -> list[rows_of.Capture]:
-        """What brings the groups of a request to a version, from the parts that it names."""
+        """The captures that bring the groups of a request to a version, from the parts it names."""
         chain = OperatorManifest(CheckpointSchema.of(request.layout), request.parts)
         try:
             return retrieve(
@@ -251,12 +251,12 @@ class LocalNode:
 
     @contextmanager
     def _alone(self, deadline: Deadline, *tables: TableName) -> Iterator[None]:
-        """Keep other requests from these tables: one that was given up may still be at it."""
+        """Keep other requests from these tables, as one that was given up may still use them."""
         wanted, patience = set(tables), min(_LOCK_SECONDS, deadline.left())
         with self._free:
             if not self._free.wait_for(lambda: not self._busy & wanted, patience):
                 raise StateLocked(
-                    f"tables {sorted(self._busy & wanted)} are being changed by another request"
+                    f"another request is changing the tables {sorted(self._busy & wanted)}"
                 )
             self._busy |= wanted
         try:
@@ -267,7 +267,7 @@ class LocalNode:
                 self._free.notify_all()
 
     def _tables(self) -> list[TableName]:
-        """All tables that are there, half made ones too; what is behind a link is not."""
+        """All existing tables, incomplete ones too. Symbolic links are not followed."""
         found = [path for of in _folders(self._root / TABLES) for path in _folders(of)]
         names = {f"{path.parent.name}/{name_of(path)}" for path in found}
         return [TableName(name) for name in sorted(names) if _is_table(name)]
@@ -280,16 +280,16 @@ def _was_advanced(opened: StateTable, request: Advance) -> bool:
 
 
 def _mark() -> str:
-    """Makes the name of a part one of its own: whoever gives it up must not remove another one."""
+    """A unique mark for the name of a part, so that deleting it never deletes another part."""
     return f"-{uuid.uuid4().hex[:12]}"
 
 
 def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int) -> None:
-    """Roll a table back if a batch after the version was begun; StateMissing if it is elsewhere."""
+    """Roll a table back to a version. StateMissing if it is at another one."""
     if opened.fence > fence:
         raise Fenced(
-            f"{table} is at version {opened.version} of attempt {opened.fence}; attempt {fence} "
-            f"wanted version {version}, and came too late"
+            f"{table} is at version {opened.version} with fencing token {opened.fence}; a request "
+            f"for version {version} came too late, with fencing token {fence}"
         )
     if opened.unfinished is not None:
         opened.rollback()
@@ -317,7 +317,7 @@ def _is_table(name: str) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The folders in a folder; what is behind a link is not in it."""
+    """The folders in a folder. Symbolic links are not followed."""
     if not folder.is_dir():
         return []
     return [found for found in folder.iterdir() if found.is_dir() and not found.is_symlink()]

@@ -1,4 +1,4 @@
-"""The log of an agent, which stays small however long the agent lives and whoever talks to it."""
+"""The log of an agent, whose size is bounded whatever requests it gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def trim(path: Path, largest: int = LARGEST) -> None:
     """Move what is in a log to ``<name>.1`` if it is too large.
 
-    The file stays the same one: whoever has it open, and appends to it, writes on at its start.
+    The file is truncated in place: a process that has it open to append continues at its start.
     """
     if path.stat().st_size <= largest:
         return
@@ -73,8 +73,8 @@ class _Lately:
 class FailureLog:
     """Counts failed requests by the name of their error, and logs them.
 
-    Of one kind, which is what was being done and the error's class, a few lines are logged in any
-    ten seconds, and then one with the number of the others. May be used from several threads.
+    A kind of failure is the operation and the class of the error. Each kind gets a few lines in
+    ten seconds, then one line with the number of the others. May be used from several threads.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,7 +89,7 @@ class FailureLog:
             return dict(self._counts)
 
     def note(self, doing: str, peer: str, error: Exception) -> None:
-        """Something of somebody failed, such as ``"The request 'get'"``."""
+        """Count and log a failure. ``doing`` is its subject, such as ``"The request 'get'"``."""
         kind = type(error).__name__
         with self._lock:
             self._counts[kind] += 1
@@ -100,14 +100,14 @@ class FailureLog:
                 return
             lately.said += 1
         if isinstance(error, CheckpointNotFound):
-            _log.info("%s of %s failed: %s", doing, peer, error)
+            _log.info("%s from %s failed: %s", doing, peer, error)
         elif isinstance(error, AnabranchError):
-            _log.warning("%s of %s failed: %s: %.*s", doing, peer, kind, _LONGEST, error)
+            _log.warning("%s from %s failed: %s: %.*s", doing, peer, kind, _LONGEST, error)
         else:
-            _log.error("%s of %s failed with an unexpected error.", doing, peer, exc_info=error)
+            _log.error("%s from %s failed with an unexpected error.", doing, peer, exc_info=error)
 
     def summarize(self, *, everything: bool = False) -> None:
-        """Log how many others there were of kinds whose ten seconds are over."""
+        """Log the number of failures that were not logged, for kinds whose ten seconds are over."""
         now = self._clock()
         with self._lock:
             over = {
@@ -120,6 +120,6 @@ class FailureLog:
         for (doing, name), lately in over.items():
             if lately.count > lately.said:
                 _log.warning(
-                    "%s failed with %s %d times more in %.0f s; the last of %s",
+                    "%s failed with %s %d times more in %.0f s; the last from %s",
                     doing, name, lately.count - lately.said, now - lately.since, lately.last,
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a caller sees of a node: requests in, answers out, each by a deadline."""
+"""The protocol of a node: requests in, answers out, each by a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A = TypeVar("A")
 class Deadline:
     """The time after which a caller does not wait any longer.
 
-    It is over ``seconds`` after it was made, or as soon as somebody sets ``stopped``.
+    It is over ``seconds`` after it was made, or as soon as ``stopped`` is set.
     """
 
     def __init__(self, seconds: float, stopped: threading.Event | None = None) -> None:
@@ -24,16 +24,16 @@ class Deadline:
         self._stopped = stopped or threading.Event()
 
     def left(self) -> float:
-        """How many seconds are left; 0 when it is over."""
+        """The seconds that are left, 0 when it is over."""
         return 0.0 if self._stopped.is_set() else max(0.0, self._at - time.monotonic())
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long, or until it is over; whether it is over."""
+        """Wait for some seconds, or until it is over. Whether it is over."""
         self._stopped.wait(min(seconds, self.left()))
         return self.left() == 0
 
     def check(self, doing: str) -> None:
-        """DidNotHappen if it is over: to be called before something is changed."""
+        """Raise DidNotHappen if it is over. Called before something is changed."""
         if self.left() == 0:
             raise DidNotHappen(f"{doing}: given up, as it took longer than {self.seconds:g} s")
 
@@ -41,10 +41,10 @@ class Deadline:
 class Node(Protocol):
     """One node of a query: this machine, or another one behind its agent.
 
-    What a node cannot do raises an error of :mod:`anabranch.errors`, the same one wherever the
-    node is. A node that does not answer in time, or not at all: MayHaveHappened for a
+    A failed request raises an error of :mod:`anabranch.errors`, the same one wherever the node is.
+    If a node does not answer in time, that is MayHaveHappened for a
     :class:`~anabranch.nodes.requests.Change`, DidNotHappen otherwise.
     """
 
     def ask(self, request: Request[A], deadline: Deadline) -> A:
-        """Have a request carried out; what it answers."""
+        """Execute a request, and return its answer."""

@@ -1,4 +1,4 @@
-"""A node elsewhere, asked through its agent; and the backups that it keeps, as a store."""
+"""A remote node, reached through its agent, and the store of the backups that it keeps."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ _SOON = 0.001
 class RemoteNode:
     """See :class:`~anabranch.nodes.node.Node`; ``address`` is ``host:port`` of its agent.
 
-    ``silence`` is the longest, in seconds, that the agent may say nothing, or that a transfer may
-    stand still: it is a sign that the agent is gone, long before a deadline is over. ``tls_root``
-    is the certificate (PEM) to trust; without it nothing is encrypted, and requests are signed all
-    the same. May be used from several threads, but not in a process that was forked after its
-    first call.
+    ``silence`` is how long, in seconds, the agent may be silent, or a transfer stall, before the
+    request fails, usually long before its deadline. ``tls_root`` is the certificate (PEM) to trust.
+    Without it nothing is encrypted; requests are signed all the same. May be used from several
+    threads, but not in a process that was forked after its first call.
     """
 
     def __init__(
@@ -89,14 +88,14 @@ class RemoteNode:
                 raise wire.Malformed(str(error)) from error
 
     def upload(self, request: Put, data: memoryview, deadline: Deadline) -> None:
-        """Have the bytes kept that a request announces."""
+        """Send a request with its bytes, which the node keeps."""
         with self._asking(request, deadline) as exchange:
             exchange.answer(Kind.READY)
             exchange.upload(data)
             exchange.answer(Kind.DONE)
 
     def close(self) -> None:
-        """Let go of the connections; the next call makes another."""
+        """Close the connections. The next call opens another."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._generation += 1
@@ -111,7 +110,7 @@ class RemoteNode:
 
     @contextmanager
     def _asking(self, request: Request[Any], deadline: Deadline) -> Iterator[_Exchange]:
-        """Send a request; the exchange says what it means if the connection then fails."""
+        """Send a request. ``lost`` of the exchange is the error if the connection then fails."""
         doing = f"{request} at node {self.address}"
         deadline.check(doing)
         generation = self._generation
@@ -136,7 +135,7 @@ class RemoteNode:
     def _connected(self, deadline: Deadline) -> socket.socket:
         host, colon, port = self.address.rpartition(":")
         if not colon or not port.isdecimal():
-            raise ValueError(f"{self.address!r} is no address, which is host:port")
+            raise ValueError(f"{self.address!r} is no address; write it as host:port")
         host = host.removeprefix("[").removesuffix("]")
         seconds = max(_SOON, min(self._silence, deadline.left()))
         sock = socket.create_connection((host, int(port)), seconds)
@@ -148,7 +147,7 @@ class RemoteNode:
             raise
 
     def _kept(self) -> socket.socket | None:
-        """A connection that was used before, and that the node has not closed."""
+        """An open connection that was used before."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -169,7 +168,7 @@ class RemoteNode:
 class NodeStore:
     """The backups that a node keeps, as a :class:`~anabranch.stores.BackupStore`.
 
-    They are changed for the driver of an epoch. ``deadline`` makes the one of each call.
+    The driver of an epoch changes them. ``deadline`` makes the deadline of each call.
     """
 
     def __init__(self, node: RemoteNode, epoch: Epoch, deadline: Callable[[], Deadline]) -> None:
@@ -192,7 +191,7 @@ class NodeStore:
         self.node.upload(request, view, self._deadline())
 
     def get(self, name: str) -> pa.Buffer:
-        """See :meth:`anabranch.stores.BackupStore.get`. A large one is a map of a file."""
+        """See :meth:`anabranch.stores.BackupStore.get`. A large backup is a mapped file."""
         return self.node.ask(Get(name=BackupName(check_name(name))), self._deadline())
 
     def list(self, prefix: str = "") -> Sequence[str]:
@@ -210,7 +209,7 @@ class NodeStore:
 
 
 class _Patient:
-    """A socket that waits for each byte until a deadline, and no longer than ``silence``."""
+    """A socket that waits for each transfer until a deadline, and no longer than ``silence``."""
 
     def __init__(self, sock: socket.socket, silence: float, deadline: Deadline) -> None:
         self._sock = sock
@@ -226,13 +225,13 @@ class _Patient:
         return self._limited().recv_into(view)
 
     def readable(self) -> bool:
-        """Whether something has come that was not taken yet."""
+        """Whether there are bytes to read."""
         return _readable(self._sock)
 
     def _limited(self) -> socket.socket:
         left = self._deadline.left()
         if left == 0:
-            raise TimeoutError("the deadline is over")
+            raise TimeoutError("the deadline has passed")
         self._sock.settimeout(max(_SOON, min(self._silence, left)))
         return self._sock
 
@@ -240,8 +239,8 @@ class _Patient:
 class _Exchange:
     """One request and its answer, over a connection.
 
-    ``lost`` is what it means if the connection fails now; ``whole`` says whether the connection
-    can be used again.
+    ``lost`` is the error to raise if the connection fails now. ``whole`` says whether the
+    connection can be used again.
     """
 
     def __init__(self, sock: _Patient, doing: str) -> None:
@@ -255,7 +254,7 @@ class _Exchange:
         chunks.send(self._sock, signed)
 
     def answer(self, wanted: Kind) -> dict[str, Any]:
-        """The value of the next frame of a kind; what the node failed with is raised."""
+        """The value of the next frame of a kind. Raises the error that the node answers with."""
         self.whole = False
         while True:
             kind, size = wire.frame_head(chunks.exactly(self._sock, wire.FRAME_BYTES))
@@ -274,7 +273,7 @@ class _Exchange:
             return value
 
     def upload(self, data: memoryview) -> None:
-        """Send the bytes of a backup, until the node says that it does not want them."""
+        """Send the bytes of a backup, unless the node refuses them."""
         for start in range(0, len(data), chunks.CHUNK):
             if self._sock.readable():
                 return
@@ -285,22 +284,22 @@ class _Exchange:
         self.lost = MayHaveHappened
 
     def download(self, size: object) -> pa.Buffer:
-        """The bytes that the node has answered with."""
+        """The bytes in the answer of the node."""
         if type(size) is not int or size < 0:
-            raise wire.Malformed(f"a block of {size!r} bytes")
+            raise wire.Malformed(f"it announced a block of {size!r} bytes")
         self.whole = False
         data, checksum = _received(self._sock, size, self._doing)
         told = chunks.exactly(self._sock, chunks.CHECKSUM_BYTES).hex()
         if told != checksum:
             raise DidNotHappen(
-                f"{self._doing}: the checksum of the bytes that came is {checksum}, not {told}"
+                f"{self._doing}: the received bytes have the checksum {checksum}, not {told}"
             )
         self.whole = True
         return data
 
 
 def _received(sock: _Patient, size: int, what: str) -> tuple[pa.Buffer, str]:
-    """So many bytes, in memory or in a file that has no name, and their checksum."""
+    """A number of bytes, in memory or in an unnamed file, and their checksum."""
     if size <= _IN_MEMORY:
         buffer = pa.allocate_buffer(size)
         return buffer, chunks.receive_into(sock, chunks.flat(buffer), what)
@@ -316,7 +315,7 @@ def _received(sock: _Patient, size: int, what: str) -> tuple[pa.Buffer, str]:
             return pa.py_buffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)), checksum
     except OSError as error:
         folder = tempfile.gettempdir()
-        raise DidNotHappen(f"{what}: cannot keep the bytes in {folder}: {error}") from error
+        raise DidNotHappen(f"{what}: cannot write the bytes to {folder}: {error}") from error
 
 
 def _told(value: dict[str, Any]) -> AnabranchError | wire.Malformed:

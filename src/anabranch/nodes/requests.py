@@ -1,8 +1,8 @@
-"""What a node can be asked for: one frozen type for each verb, and the type of its answer.
+"""The requests to a node: one frozen type for each verb, and the type of its answer.
 
-Whoever has the tables of a query on a machine carries requests out
-(:class:`~anabranch.nodes.local.LocalNode`); an agent takes them as JSON
-(:mod:`anabranch.nodes.codec`). To callers both are a :class:`~anabranch.nodes.node.Node`.
+:class:`~anabranch.nodes.local.LocalNode` executes them on the tables of a machine. An agent gets
+them as JSON (:mod:`anabranch.nodes.codec`). To callers both are a
+:class:`~anabranch.nodes.node.Node`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Address = NewType("Address", str)
 """``host:port`` of an agent."""
 
 VERBS: dict[str, type[Request[Any]]] = {}
-"""All requests that there are, by verb."""
+"""All types of requests, by verb."""
 
 _TABLE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/[0-9]{1,18}-[0-9]{1,18}")
 
 
 class Request(Generic[A]):
-    """Something to ask a node for; ``A`` is the type of its answer.
+    """A request to a node. ``A`` is the type of its answer.
 
     The verb is the name of the class.
     """
@@ -69,7 +69,7 @@ class Request(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Request[A], abstract=True):
-    """A request that changes something: Fenced if a driver of a later epoch has asked before."""
+    """A request that changes something. Fenced if the node has seen a driver of a later epoch."""
 
     epoch: Epoch
 
@@ -87,12 +87,12 @@ class Backed(Change[A], abstract=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Make(Backed[int]):
-    """Make a table at a version, in place of what may be there under its name.
+    """Make a table at a version. It replaces a table of the same name.
 
-    It has the state of some groups that parts hold; without parts it is empty. The groups may take
-    different ways to the version: parts of groups, or for groups, that are not needed are left out.
-    CheckpointError, and nothing is changed, if the parts do not lead all of the groups there. The
-    answer is the number of bytes of the parts.
+    It has the state of some groups from parts; without parts it is empty. Different groups may
+    need different parts, and parts that no group needs are not read. CheckpointError, and nothing
+    is changed, if the parts do not bring all groups to the version. The answer is the number of
+    bytes of the parts.
     """
 
     table: TableName
@@ -108,13 +108,13 @@ class Make(Backed[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Advance(Backed[None]):
-    """Bring a table from a version to a later one, by the changes of its groups in between.
+    """Advance a table from a version to a later one, by the changes of its groups in between.
 
-    The groups may take different ways; CheckpointError, and nothing is changed, if the parts do not
-    lead all of them there. StateMissing if the table is not, and cannot be rolled back to, the
-    version ``since``; Fenced if a batch of a later fence has begun. ``fence`` is that of the
-    batches which the changes stand for. Nothing happens if the table is at the version under this
-    fence already: then it was asked for before.
+    Different groups may need different parts. CheckpointError, and nothing is changed, if the parts
+    do not bring all groups to the version. StateMissing if the table is not at version ``since``
+    and cannot be rolled back to it. Fenced if a batch of a later fence has begun. ``fence`` is that
+    of the batches of the changes. Nothing happens if the table is at the version under this fence
+    already, as for a repeated request.
     """
 
     table: TableName
@@ -127,18 +127,18 @@ class Advance(Backed[None]):
 
     def __post_init__(self) -> None:
         if self.upto < self.since:
-            raise ValueError(f"'upto' is {self.upto}, which is before version {self.since}")
+            raise ValueError(f"'upto' is {self.upto}, before version {self.since}")
         _check_groups(self.groups, self.layout.key.key_groups)
         _check_parts(self.parts, self.layout.key.key_groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture(Change[CaptureFile]):
-    """Write the rows of a table, as they are at a committed version, to a file of the node.
+    """Write the rows of a table at a committed version to a file of the node.
 
-    All of them, or those that changed since ``base``, where its last checkpoint was taken.
-    StateMissing if the table is not, and cannot be rolled back to, that version; Fenced if a batch
-    of a later fence has begun: a request that comes late must not take it back.
+    All rows, or those that changed since ``base``, the version of its last checkpoint.
+    StateMissing if the table is not at that version and cannot be rolled back to it. Fenced if a
+    batch of a later fence has begun, as a late request must not roll it back.
     """
 
     table: TableName
@@ -156,7 +156,7 @@ class Capture(Change[CaptureFile]):
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(Request[Mapping[TableName, tuple[Version, ...]]]):
-    """Which tables there are, and at which versions each can be used.
+    """List the tables, and the versions at which each can be used.
 
     These are the version that a table is at, and the one that it can be rolled back to. Only the
     tables in ``layouts`` are looked into; one that cannot be used, because it is damaged, of other
@@ -186,11 +186,11 @@ class Fetch(Request[pa.Buffer]):
 
 @dataclass(frozen=True, kw_only=True)
 class Store(Backed[Part]):
-    """Put a capture file into the backup store, under a prefix, and remove it.
+    """Copy a capture file to the backup store, under a prefix, and delete it.
 
-    With ``holders`` the store is that of the peers, and each of these hosts has it afterwards. If
-    not all of them have taken it the file stays, and the request can be repeated: DidNotHappen if
-    none has it, MayHaveHappened if some may have.
+    With ``holders`` the store is that of the peers, and each of these hosts gets a copy. If a copy
+    fails the file stays, and the request can be repeated: DidNotHappen if no host has a copy,
+    MayHaveHappened if some may have one.
     """
 
     file: CaptureFile
@@ -200,9 +200,9 @@ class Store(Backed[Part]):
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(Backed[Part]):
-    """Merge parts into a full one of some groups at a version, and store that as Store does.
+    """Merge parts into a full one of some groups at a version, and store it as Store does.
 
-    CheckpointError if the parts do not lead all of the groups to the version.
+    CheckpointError if the parts do not bring all groups to the version.
     """
 
     schema: CheckpointSchema
@@ -222,7 +222,7 @@ class Merge(Backed[Part]):
 
 @dataclass(frozen=True, kw_only=True)
 class Put(Change[None]):
-    """Keep so many bytes, with this checksum, which are sent once the node is ready for them."""
+    """Keep a block of bytes with this size and checksum, sent when the node is ready for it."""
 
     name: BackupName
     bytes: int
@@ -238,21 +238,21 @@ class Get(Request[pa.Buffer]):
 
 @dataclass(frozen=True, kw_only=True)
 class List(Request[tuple[str, ...]]):
-    """The names that start with a text, sorted."""
+    """The names that start with a prefix, sorted."""
 
     prefix: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Request[int]):
-    """How many bytes are under a name."""
+    """The number of bytes under a name."""
 
     name: BackupName
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delete(Change[None]):
-    """Forget a name; nothing happens if there is none."""
+    """Delete a name. Nothing happens if it does not exist."""
 
     name: BackupName
 
@@ -262,7 +262,7 @@ class Delete(Change[None]):
 
 @dataclass(frozen=True)
 class Pong:
-    """How an agent is."""
+    """The state of an agent."""
 
     pid: int
     used: int
@@ -284,7 +284,7 @@ class Stop(Change[None]):
 
 
 def check_table(value: object) -> TableName:
-    """The name of a table; ValueError if it is none."""
+    """The name of a table. ValueError if it is invalid."""
     if not isinstance(value, str) or not _TABLE.fullmatch(value):
         raise ValueError(f"{value!r:.100} is no name of a table, which is operator/epoch-number")
     return TableName(value)
@@ -301,12 +301,12 @@ def slice_table(operator: str, slice_id: str) -> TableName:
 
 def _check_groups(groups: KeyGroups, among: int) -> None:
     if not groups <= KeyGroups.all(among):
-        raise ValueError(f"'groups' has {groups}, and the operator has {among} key groups")
+        raise ValueError(f"'groups' has {groups}, but the operator has {among} key groups")
 
 
 def _check_parts(parts: tuple[Part, ...], among: int) -> None:
     for part in parts:
         if not part.groups <= KeyGroups.all(among):
             raise ValueError(
-                f"'parts' has {part.groups} in {part.name}, and the operator has {among} key groups"
+                f"'parts' has {part.groups} in {part.name}, but the operator has {among} key groups"
             )

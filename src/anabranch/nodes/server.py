@@ -1,9 +1,9 @@
-"""The server of a node: keeps backups, hands them out, and does work, for those with the secret.
+"""The server of an agent: keeps backups and executes requests, for clients with the secret.
 
-One loop accepts connections and reads requests. Nobody gets more than a few bytes of memory, and
-nobody a thread, before the head of a request was verified; see :mod:`anabranch.nodes.wire`. What a
-request asks for is then done in a thread. Those that move bytes of backups have threads of their
-own: what other nodes carry out waits for them, while nodes wait for that.
+One loop accepts connections and reads requests. A connection gets no thread and only a few bytes of
+memory before the head of its request was verified; see :mod:`anabranch.nodes.wire`. A thread then
+executes the request. Requests that transfer backups have threads of their own, because requests on
+other nodes wait for them, and could otherwise block each other.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _OWN = frozenset({Put, Get, List, Size, Delete, Ping, Stop})
 
 
 class Agent:
-    """Serves a vault, and the node that it is on; it listens as soon as it is made.
+    """Serves a vault and the node that it is on. It listens as soon as it is made.
 
-    The node is asked for several things at once, from threads; without one there are only the
-    backups. Changes of either are behind ``fence``. ``tls`` has the node's certificate. Bytes must
-    go on within ``timeout`` seconds each time. ``failures`` counts the requests that failed.
-    ``stopping`` is set when a client says stop; whoever made the agent then shuts it down.
+    The node executes several requests at once, in threads. Without a node there are only backups.
+    ``fence`` guards all changes. ``tls`` has the node's certificate. A transfer must not stall for
+    ``timeout`` seconds. ``failures`` counts the requests that failed. ``stopping`` is set by the
+    request Stop; the owner of the agent then shuts it down.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Agent:
         self._thread.start()
 
     def shutdown(self) -> None:
-        """Serve nobody any more. What is under way goes on."""
+        """Stop to serve. Requests in progress continue."""
         with suppress(RuntimeError):  # it was shut down before
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
@@ -181,7 +181,7 @@ class Agent:
             if value is None:
                 return False
             doing = codec.verb_of(value)
-            answer = await self._carried_out(connection, doing, value)
+            answer = await self._execute(connection, doing, value)
             if answer:
                 await connection.send(answer, self._timeout)
             return True
@@ -221,7 +221,7 @@ class Agent:
                 body = await connection.receive(head.size)
         except (TimeoutError, CutOff) as error:
             connection.halfway = Halfway.IN
-            raise Refused(f"the body of the request did not come: {error}") from error
+            raise Refused(f"the body of the request did not arrive: {error}") from error
         return self._verifier.open(head, body)
 
     def _befriend(self, connection: Connection) -> None:
@@ -231,16 +231,18 @@ class Agent:
         self._friends.discard(connection)
         if len(self._tasks) - len(self._strangers) - len(self._friends) > self._friends.most:
             connection.halfway = Halfway.IN
-            raise DidNotHappen(f"this node is doing {self._friends.most} things already; ask later")
+            raise DidNotHappen(
+                f"this node runs {self._friends.most} requests already; try again later"
+            )
 
-    async def _carried_out(
+    async def _execute(
         self, connection: Connection, verb: str, value: dict[str, Any]
     ) -> bytes | None:
         """Do what a request asks for; the frame to answer with, if it was not sent already."""
         if VERBS[verb] not in _OWN:
             # A thread reads it too: a request may have many parts.
             ask = partial(self._ask, verb, value)
-            request, answer = await self._waited_for(connection, self._working, ask)
+            request, answer = await self._wait_for(connection, self._working, ask)
             if isinstance(answer, bytes):
                 return answer
             await self._in_thread(connection, partial(self._send, connection, request, answer))
@@ -263,9 +265,9 @@ class Agent:
                 work = partial(self._keep, incoming, request, Deadline(seconds))
             case _:
                 work = partial(self._look_up, request, Deadline(seconds))
-        return await self._waited_for(connection, self._moving, work)
+        return await self._wait_for(connection, self._moving, work)
 
-    async def _waited_for(self, connection: Connection, pool: Executor, work: Callable[[], T]) -> T:
+    async def _wait_for(self, connection: Connection, pool: Executor, work: Callable[[], T]) -> T:
         """Have a thread do something; the other side is told every second that it goes on."""
         future = self._loop.run_in_executor(pool, work)
         while True:
@@ -279,9 +281,9 @@ class Agent:
                 raise
 
     def _ended_alone(self, connection: Connection, future: asyncio.Future[Any]) -> None:
-        """Nobody waits any more for what a thread did."""
+        """Log the failure of a request whose client has left."""
         if not future.cancelled() and isinstance(error := future.exception(), Exception):
-            self.failures.note("A request that nobody waits for", connection.peer, error)
+            self.failures.note("An abandoned request", connection.peer, error)
 
     async def _in_thread(self, connection: Connection, work: Callable[[], T]) -> T:
         """Let a thread use the connection."""
@@ -294,9 +296,9 @@ class Agent:
             raise
 
     def _ask(self, verb: str, value: dict[str, Any]) -> tuple[Request[Any], bytes | pa.Buffer]:
-        """Have the node carry a request out; the frame to answer with, or a block of bytes."""
+        """Execute a request on the node. The frame to answer with, or a block of bytes."""
         if self._node is None:
-            raise Refused(f"this node keeps backups, and has nothing to {verb}")
+            raise Refused(f"this node only keeps backups; it cannot {verb}")
         request, seconds = codec.decode(value)
         answer = self._node.ask(request, Deadline(seconds))
         in_bytes = codec.answers_with_bytes(request)
@@ -311,7 +313,7 @@ class Agent:
             case Delete():
                 FencedStore(self._vault, self._fence, request.epoch, deadline).delete(request.name)
                 return _done(request, None)
-        raise AssertionError(f"nobody carries out {request}")
+        raise AssertionError(f"no handler for the request {request}")
 
     def _receive(self, connection: Connection, request: Put) -> Incoming:
         self._fence.check(request.epoch)
@@ -326,7 +328,7 @@ class Agent:
             connection.halfway = None
             if found != request.checksum:
                 raise DidNotHappen(
-                    f"{request}: the checksum of the bytes that came is {found}, not "
+                    f"{request}: the received bytes have the checksum {found}, not "
                     f"{request.checksum}"
                 )
         return incoming
@@ -357,7 +359,7 @@ class Agent:
         size: int,
         send: Callable[[socket.socket], None],
     ) -> None:
-        """Answer with so many bytes, which ``send`` sends."""
+        """Answer with a number of bytes, which ``send`` sends."""
         with connection.blocking(self._timeout) as sock:
             connection.halfway = Halfway.OUT
             try:
@@ -376,9 +378,9 @@ def _done(request: Request[Any], answer: object) -> bytes:
 
 
 class _Crowd:
-    """Connections that nothing is being done for. The one that came first goes if there are more.
+    """A bounded set of idle connections. The oldest one is closed if there are more.
 
-    Like everything about connections it is of the loop's thread alone.
+    Only the thread of the loop uses it, as everything about connections.
     """
 
     def __init__(self, most: int) -> None:
@@ -389,18 +391,18 @@ class _Crowd:
         return len(self._members)
 
     def add(self, connection: Connection) -> Connection | None:
-        """Take one in, as the newest; the one that was closed for it, if any."""
+        """Add a connection as the newest. Returns the one that was closed for it, if any."""
         self._members.pop(connection, None)
         dropped = self.drop_oldest() if len(self._members) >= self.most else None
         self._members[connection] = None
         return dropped
 
     def discard(self, connection: Connection) -> None:
-        """It is of use now, or gone."""
+        """Remove a connection, which is in use now or closed."""
         self._members.pop(connection, None)
 
     def drop_oldest(self) -> Connection | None:
-        """Close the connection that came first, if there is any."""
+        """Close the oldest connection, if there is any."""
         oldest = next(iter(self._members), None)
         if oldest is not None:
             del self._members[oldest]

@@ -1,4 +1,4 @@
-"""The node that an agent serves: the tables of its machine, and the backups of its query."""
+"""The node of an agent: the tables on its machine, and the backups of its query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anabranch.stores.store import BackupStore
 
 
 def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
-    """The node of an agent that keeps a vault behind a fence.
+    """The node of an agent with a vault and a fence.
 
     ``context`` has the ``root`` folder of the query's state, which is claimed, and whether to
     ``keep`` it. ``store`` is the address of the parts. If they are at the nodes, the context has
@@ -75,7 +75,7 @@ class _Peers:
         self._lock = threading.Lock()
 
     def store(self, request: Backed[Any], deadline: Deadline) -> BackupStore:
-        """All of their backups, for as long as a request is carried out."""
+        """The store of all backups at the nodes, for the duration of a request."""
         stores: dict[str, BackupStore] = {
             host: NodeStore(node, request.epoch, lambda: deadline)
             for host, node in self._at(request.peers).items()
@@ -85,7 +85,7 @@ class _Peers:
         return self._where.open(lambda: stores)
 
     def _at(self, peers: Mapping[str, Address]) -> Mapping[str, RemoteNode]:
-        """The nodes at these addresses, by host. Those at other addresses are gone."""
+        """The nodes at these addresses, by host. Nodes at other addresses are dropped."""
         with self._lock:
             wanted = set(peers.values())
             for address in self._nodes.keys() - wanted:

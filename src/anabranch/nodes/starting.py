@@ -33,7 +33,7 @@ ADDRESS = "agent.json"
 START = 60.0
 _PING = 5.0
 _SILENT = 10.0
-"""An agent that has a folder and answers nothing for so many seconds hangs, and is ended."""
+"""An agent that uses a folder and does not answer for this many seconds is killed."""
 _END = 10.0
 _PAUSE = 0.1
 _QUOTED_LINES = 15
@@ -41,7 +41,7 @@ _QUOTED_LINES = 15
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """Where an agent listens, and its process there; prints as ``host:port``."""
+    """The address of an agent, and its process there; prints as ``host:port``."""
 
     host: str
     port: int
@@ -74,18 +74,19 @@ def start_agent(
     timeout: float = START,
     transfer_timeout: float = TIMEOUT,
 ) -> AgentAddress:
-    """Have an agent on this machine that keeps up to ``limit`` bytes of backups in ``folder``.
+    """Start an agent on this machine that keeps up to ``limit`` bytes of backups in ``folder``.
 
-    With a limit of None it keeps what the disk has room for. Folder and log are for this user
-    alone. It listens at ``host``, lives as long as the process ``watch_pid`` (None: until it is
-    told to stop), outlives this one, and writes to ``log``. ``node`` names a function
-    ``make(context, vault, fence) -> Node`` as ``module:attribute``, and ``warm`` one that is called
-    once beside the first requests, to load what they need. A transfer that stands still
-    for ``transfer_timeout`` seconds is given up. If an agent with the same secret has the folder
-    already, its address is returned, and it goes on with what it was started with. One that hangs
-    is ended, and so is one of a driver before that of ``epoch``: its folder is taken over. Deposed
-    if it is of a later one.
-    DidNotHappen, with the end of the log, if there is no agent within ``timeout`` seconds.
+    With a limit of None it keeps as much as the disk has room for. Only this user can read folder
+    and log. The agent listens at ``host`` and writes to ``log``. It survives this process, and ends
+    with the process ``watch_pid`` (None: on the request Stop). ``node`` names a function
+    ``make(context, vault, fence) -> Node`` as ``module:attribute``. ``warm`` names one that is
+    called once during the first requests, to load what they need. A transfer that stalls for
+    ``transfer_timeout`` seconds fails.
+
+    If an agent with the same secret uses the folder already, its address is returned, and it keeps
+    its settings. An agent that hangs is killed and replaced, and so is one of a driver before that
+    of ``epoch``. Deposed if it belongs to a later driver. DidNotHappen, with the end of the log, if
+    no agent answers within ``timeout`` seconds.
     """
     request = {
         "secret": secret.to_hex(),
@@ -104,7 +105,7 @@ def start_agent(
         "tls_key": _text(tls_key),
     }
     if tls_cert is not None and tls_root is None:
-        raise PlanError("start_agent: with tls_cert, give tls_root too: agents are asked with it")
+        raise PlanError("start_agent: tls_cert needs tls_root, which clients verify the agent with")
     root = None if tls_root is None else tls_root.read_bytes()
     try:
         line = json.dumps(request).encode() + b"\n"
@@ -126,25 +127,25 @@ def start_agent(
         holder = holder_of(Path(folder))
         older = epoch is not None and fence.greatest() < epoch
         if holder is not None and isinstance(why, Refused) and older:
-            _log.warning("Ending agent %d in %s: it is of an earlier driver.", holder, folder)
+            _log.warning("Killing agent %d in %s: it belongs to an earlier driver.", holder, folder)
             _end(holder, Path(folder))
             continue
         if isinstance(why, Refused) or time.monotonic() > deadline:
             raise DidNotHappen(
-                f"another agent has {folder}, and does not answer: {why}; end it (its process is "
-                f"in {Path(folder) / ADDRESS}) or give another folder"
+                f"another agent uses {folder} and does not answer: {why}; kill it (its process id "
+                f"is in {Path(folder) / ADDRESS}) or give another folder"
             )
         if holder is not None:
             since = silent.setdefault(holder, time.monotonic() - _PING)
             if time.monotonic() - since >= _SILENT:
-                _log.warning("Ending agent %d in %s: it does not answer.", holder, folder)
+                _log.warning("Killing agent %d in %s: it does not answer.", holder, folder)
                 _end(holder, Path(folder))
                 continue
         time.sleep(_PAUSE)
 
 
 def _end(pid: int, folder: Path) -> None:
-    """Kill an agent that has a folder, and wait until it is gone."""
+    """Kill the agent that uses a folder, and wait for its end."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -165,7 +166,7 @@ def _end(pid: int, folder: Path) -> None:
 def _running(
     path: Path, signer: Signer, root: bytes | None
 ) -> tuple[AgentAddress | None, StoreError | None]:
-    """The agent that a folder names, if it answers; otherwise why not."""
+    """The agent named in a folder, if it answers, otherwise the error."""
     try:
         address = AgentAddress(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
@@ -214,7 +215,7 @@ def _spawn(line: bytes, log: Path, deadline: float) -> dict[str, Any]:
 
 
 def _received(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """The line that the process answers with; less of it if it ends, or at the deadline."""
+    """The answer of the process: a line, incomplete if the process ends or at the deadline."""
     assert process.stdout is not None
     received = b""
     poll = select.poll()

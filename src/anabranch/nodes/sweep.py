@@ -1,8 +1,7 @@
-"""Clearing away what queries of this user that are dead have left on this machine.
+"""Removing what dead queries of this user have left on this machine.
 
-A query lives as long as somebody holds the file ``alive`` in its folder, or ``driver.lock``. Only
-what is certainly ours is removed: folders of this user that are named like a query and have nothing
-in them that a query does not have there.
+A query is alive while a process has locked the file ``alive``, or ``driver.lock``, in its folder.
+Only folders of this user are removed that are named like a query and have only the files of one.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _AGENT_LOCK = "lock"
 
 
 def sweep(base: Path, *, spare: Collection[str] = (), kept: bool = False) -> list[Path]:
-    """Remove the folders of dead queries below a state folder; returns those that were removed.
+    """Remove the folders of dead queries below a state folder. Returns the removed folders.
 
-    ``spare`` are the ids of queries that are just starting, and are left alone. With ``kept``,
-    state that its query wanted to be kept is removed too.
+    ``spare`` has the ids of queries that are starting, which are not removed. With ``kept``, the
+    state of queries without checkpoints is removed too.
     """
     removed = []
     for folder in leftovers(base, kept=kept):
@@ -53,7 +52,7 @@ def sweep(base: Path, *, spare: Collection[str] = (), kept: bool = False) -> lis
 
 
 def lost_captures() -> Iterator[Path]:
-    """The captures on a disk whose state is gone."""
+    """The captures on a disk whose state was removed."""
     for above in _listed(backup_folder() / SPILLED):
         for folder in _listed(above):
             if _mine(folder) and _QUERY.fullmatch(folder.name):
@@ -66,7 +65,7 @@ def lost_captures() -> Iterator[Path]:
 
 
 def leftovers(base: Path, *, kept: bool = False) -> Iterator[Path]:
-    """The folders that :func:`sweep` would remove, if nobody claims them meanwhile."""
+    """The folders that :func:`sweep` would remove, unless they are claimed meanwhile."""
     for above in (base, *_hosts(base)):
         for folder in _listed(above):
             marked = (folder / KEEP).exists()
@@ -75,7 +74,7 @@ def leftovers(base: Path, *, kept: bool = False) -> Iterator[Path]:
 
 
 def old_backups(base: Path, older: float) -> Iterator[Path]:
-    """The backups of queries, below a backup folder, that nobody used for so many seconds."""
+    """The backups of queries, below a backup folder, that were not used for some seconds."""
     before = time.time() - older
     for host in _listed(base):
         for folder in _listed(host):
@@ -85,11 +84,11 @@ def old_backups(base: Path, older: float) -> Iterator[Path]:
 
 
 def remove_backups(folder: Path) -> None:
-    """Remove what :func:`old_backups` found, unless an agent has taken it up again."""
+    """Remove a folder that :func:`old_backups` found, unless an agent uses it again."""
     fd = try_alone(folder / _AGENT_LOCK)
     if fd is not None:
         try:
-            away = _moved(folder)
+            away = _rename_locked(folder)
         finally:
             os.close(fd)
         if away is not None:
@@ -103,7 +102,7 @@ def size(folder: Path) -> int:
 
 
 def _remove_query(folder: Path) -> bool:
-    """Remove the folder of a query if nobody holds it; who claims it meanwhile makes it anew."""
+    """Remove the folder of a query if no process has claimed it. A later claim makes it again."""
     try:
         fd = try_alone(folder / ALIVE)
     except OSError:
@@ -113,7 +112,7 @@ def _remove_query(folder: Path) -> bool:
     try:
         if not _is_query(folder) or _held(folder / DRIVER_LOCK):
             return False
-        away = _moved(folder)
+        away = _rename_locked(folder)
     finally:
         os.close(fd)
     if away is None:
@@ -122,10 +121,10 @@ def _remove_query(folder: Path) -> bool:
     return True
 
 
-def _moved(folder: Path) -> Path | None:
-    """A folder that is locked, under another name: under its own it is there whole or not at all.
+def _rename_locked(folder: Path) -> Path | None:
+    """Rename a locked folder, so that under its own name it is never incomplete.
 
-    None if somebody else has removed it.
+    None if another process has removed it.
     """
     away = folder.with_name(f".swept-{uuid.uuid4().hex}")
     try:
@@ -135,7 +134,7 @@ def _moved(folder: Path) -> Path | None:
 
 
 def _is_query(folder: Path) -> bool:
-    """Whether a folder is this user's, named like a query, and has only what a query has there."""
+    """Whether a folder is this user's, named like a query, and has only the files of a query."""
     if _QUERY.fullmatch(folder.name) is None or not _mine(folder):
         return False
     for path in _listed(folder):
@@ -169,7 +168,7 @@ def _lives(folder: Path) -> bool:
 
 
 def _held(path: Path) -> bool:
-    """Whether somebody holds a file; one that cannot be looked at counts as held."""
+    """Whether a process has locked a file. A file that cannot be opened counts as locked."""
     if not path.exists():
         return False
     try:
@@ -200,7 +199,7 @@ def _mode(path: Path) -> int:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if it is none, or not to be read."""
+    """The entries of a folder. Empty if it is none, or cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:

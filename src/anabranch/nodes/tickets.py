@@ -1,7 +1,7 @@
-"""Signed requests: who asks must know the query's secret, and may ask only once and one node.
+"""Signed requests: a client must know the query's secret. A request is valid once, at one node.
 
-See :mod:`anabranch.nodes.wire` for the bytes. The head of a request is verified before any of its
-body is taken, and the body's digest, which the head has, before any of it is parsed.
+See :mod:`anabranch.nodes.wire` for the bytes. The head of a request is verified before its body is
+read. The digest of the body, which is in the head, is verified before the body is parsed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Secret:
-    """What the nodes of one query know and nobody else does; it never shows in a repr."""
+    """The shared secret of the nodes of one query. It never shows in a repr."""
 
     key: bytes = field(repr=False)
 
@@ -42,7 +42,7 @@ class Secret:
         return cls(os.urandom(_SECRET_BYTES))
 
     def to_hex(self) -> str:
-        """The secret as text, to carry it to another process: never log it."""
+        """The secret as text, for another process. Never log it."""
         return self.key.hex()
 
     @classmethod
@@ -68,7 +68,7 @@ class Signer:
         self._clock = clock
 
     def sign(self, request: Mapping[str, Any], to: str = "") -> bytes:
-        """The request, ready to be sent once to the node at an address.
+        """The signed bytes of a request, to be sent once to the node at an address.
 
         :class:`Refused` if JSON cannot hold it.
         """
@@ -83,10 +83,10 @@ class Signer:
 
 
 class Verifier:
-    """Takes each request signed with the same secret once, within ``window`` seconds of its time.
+    """Accepts each request signed with the same secret once, within ``window`` seconds of its time.
 
     The clocks of the nodes may differ by the window at most. May be used from several threads.
-    Only requests with the right signature are remembered, and those only for the window.
+    Only requests with the right signature are remembered, and only for the window.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Verifier:
         self._forgotten = -math.inf
 
     def admit(self, data: bytes) -> Head:
-        """The head of a request whose body may come; :class:`Refused` if it is not to be trusted.
+        """Verify the head of a request. :class:`Refused` if it is not valid.
 
-        From now on no other request with this head is taken.
+        No other request with this head is accepted afterwards.
         """
         try:
             head, signed, code = Head.unpack(data)
@@ -121,7 +121,7 @@ class Verifier:
         return head
 
     def open(self, head: Head, body: bytes) -> dict[str, Any]:
-        """The request in a body that came behind a head."""
+        """Verify and parse the body of a request with this head."""
         if hashlib.sha256(body).digest() != head.digest:
             raise Refused("the body of the request is not the one that was signed")
         try:
@@ -133,7 +133,7 @@ class Verifier:
         return request
 
     def verify(self, data: bytes) -> dict[str, Any]:
-        """The request in ``data``; :class:`Refused` if it is not to be trusted."""
+        """The request in ``data``. :class:`Refused` if it is not valid."""
         return self.open(self.admit(data[:HEAD_BYTES]), data[HEAD_BYTES:])
 
     def _take(self, head: Head) -> None:
@@ -146,16 +146,16 @@ class Verifier:
             if head.time < now - self._window or head.time < self._forgotten:
                 raise Refused(
                     f"the request is {now - head.time:.0f} s old, more than {self._window:g} s; "
-                    "send it anew, and see that the clocks of the nodes agree"
+                    "send it again, and synchronize the clocks of the nodes"
                 )
             if head.time > now + self._window:
                 raise Refused(
                     f"the request is from {head.time - now:.0f} s in the future, more than "
-                    f"{self._window:g} s; see that the clocks of the nodes agree"
+                    f"{self._window:g} s; synchronize the clocks of the nodes"
                 )
             seen = self._seen.setdefault(math.floor(head.time), set())
             if head.nonce in seen:
-                raise Refused("the request was sent before; every request is good for one time")
+                raise Refused("the request was received before; a request can be used only once")
             if self._count >= MOST_REMEMBERED:
                 raise Refused(f"more than {MOST_REMEMBERED} requests in {self._window:g} s")
             seen.add(head.nonce)
@@ -173,4 +173,4 @@ def _code(secret: Secret, signed: bytes) -> bytes:
 
 def _check_size(size: int) -> None:
     if size > LARGEST_REQUEST:
-        raise Refused(f"the request has {size} bytes; at most {LARGEST_REQUEST} are taken")
+        raise Refused(f"the request has {size} bytes; at most {LARGEST_REQUEST} are accepted")

@@ -1,4 +1,4 @@
-"""Encryption of what nodes send to each other."""
+"""Encryption of the traffic between nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.errors import PlanError
 
 @dataclass(frozen=True)
 class Tls:
-    """Encrypt what nodes and driver send to each other.
+    """Encrypt the traffic between nodes and driver.
 
     Three files in PEM form: the certificate of a node and its private key, at the same paths on
     every node, and the certificate to trust, on the nodes and where the driver runs. A node's
@@ -31,7 +31,7 @@ class Tls:
 
 
 def client_context(root: bytes) -> ssl.SSLContext:
-    """For connections to nodes whose certificates this one, as PEM text, vouches for."""
+    """The TLS context of a client that trusts this certificate, as PEM text."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=root.decode("ascii"))
@@ -41,7 +41,7 @@ def client_context(root: bytes) -> ssl.SSLContext:
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """For connections to a node with this certificate and key, the paths of two files."""
+    """The TLS context of a node with this certificate and key, the paths of two files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # connections are kept, and not resumed
     try:

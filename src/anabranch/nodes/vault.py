@@ -1,4 +1,4 @@
-"""What a node keeps for others: backups in a local folder, as far as there is room."""
+"""The backups that a node keeps for others, in a local folder with a limit."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RESERVE = 0.05
 class Vault:
     """A store over the files in a folder of this user that no other process writes to.
 
-    ``limit`` is the most bytes that all backups may have; None: as many as fit, while a part of
-    the disk stays free. What is in the folder already counts. Buffers from :meth:`get` are maps of
-    the files: nothing is copied, and they stay as they are when the name is replaced or deleted.
+    ``limit`` is the greatest size of all backups in bytes. None: the free space of the disk, minus
+    a reserve. Files that are in the folder already count. Buffers from :meth:`get` are mapped
+    files: nothing is copied, and they do not change when the name is replaced or deleted.
     """
 
     def __init__(self, folder: Path, limit: int | None) -> None:
@@ -65,7 +65,7 @@ class Vault:
 
     @property
     def limit(self) -> int:
-        """The most bytes that all backups can have now."""
+        """The greatest size of all backups now, in bytes."""
         with self._lock:
             return self._used + self._coming + self._free()
 
@@ -78,7 +78,7 @@ class Vault:
         incoming.keep()
 
     def receiving(self, name: str, size: int) -> Incoming:
-        """Make room for a backup whose bytes are still to come; DidNotHappen if there is none."""
+        """Reserve room for a backup that will be written. DidNotHappen if there is none."""
         check_name(name)
         with self._lock:
             self._check_room(name, size)
@@ -86,7 +86,7 @@ class Vault:
         try:
             return Incoming(self, name, size, self._folder)
         except OSError as error:
-            self._let_go(size, 0)
+            self._release_room(size, 0)
             raise DidNotHappen(f"cannot write {name} in {self._folder}: {error}") from error
 
     def get(self, name: str) -> pa.Buffer:
@@ -132,7 +132,7 @@ class Vault:
             return self._sizes[name]
 
     def _free(self) -> int:
-        """The bytes that there is still room for."""
+        """The number of bytes that still fit."""
         if self._limit is not None:
             return self._limit - self._used - self._coming
         disk = shutil.disk_usage(self._folder)
@@ -146,36 +146,34 @@ class Vault:
         if size > free + replaced:
             raise DidNotHappen(
                 f"no room for {size} bytes of {name} in {self._folder}: {self._used} bytes are "
-                f"used and {self._coming} on their way, of {self._used + self._coming + free}; "
-                "delete old backups, or give Upstream a greater capacity or its nodes larger disks"
+                f"used, {self._coming} are reserved, of {self._used + self._coming + free}; "
+                "delete old backups, raise the capacity of Upstream, or give its nodes larger disks"
             )
 
-    def _let_go(self, size: int, written: int) -> None:
+    def _release_room(self, size: int, written: int) -> None:
         with self._lock:
             self._coming -= size
             self._written -= written
 
     def _recount(self, name: str) -> None:
-        """Look at the file under the lock: right in the end, in whatever order writers come."""
+        """Read the size of the file under the lock, so that the last count is right."""
         with self._lock:
             try:
                 size = self._store.size(name)
             except CheckpointNotFound:
                 self._used -= self._sizes.pop(name, 0)
             except DidNotHappen as error:
-                raise MayHaveHappened(
-                    f"whether {name} was changed is not known: {error}"
-                ) from error
+                raise MayHaveHappened(f"{name} may have been changed: {error}") from error
             else:
                 self._used += size - self._sizes.get(name, 0)
                 self._sizes[name] = size
 
 
 class Incoming:
-    """A backup whose bytes are on their way; :meth:`Vault.receiving` makes one.
+    """A backup that is being received; :meth:`Vault.receiving` makes one.
 
-    Its bytes are in a file of another name until all of them are on the disk. Either :meth:`keep`
-    or :meth:`drop` has to end it.
+    Its bytes are in a file of another name until all of them are on the disk. It must end with
+    :meth:`keep` or :meth:`drop`.
     """
 
     def __init__(self, vault: Vault, name: str, size: int, folder: Path) -> None:
@@ -200,7 +198,7 @@ class Incoming:
                     self._vault._written += count
 
     def keep(self) -> None:
-        """All bytes are there: give them their name, for good."""
+        """Store the complete backup durably under its name."""
         with self.dropped_on_error():
             with self._failing(DidNotHappen):
                 os.fsync(self._descriptor)
@@ -212,14 +210,14 @@ class Incoming:
         self._end()
 
     def drop(self) -> None:
-        """Forget the bytes that came."""
+        """Drop the received bytes."""
         with suppress(FileNotFoundError):
             self._partial.unlink()
         self._end()
 
     @contextmanager
     def dropped_on_error(self) -> Iterator[None]:
-        """What fails in the body drops the backup."""
+        """Drop the backup if the body fails."""
         try:
             yield
         except BaseException:
@@ -231,7 +229,7 @@ class Incoming:
         try:
             self._vault._recount(self._name)
         finally:
-            self._vault._let_go(self._size, self._written)
+            self._vault._release_room(self._size, self._written)
 
     @contextmanager
     def _failing(self, kind: type[StoreError]) -> Iterator[None]:
@@ -242,14 +240,14 @@ class Incoming:
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder; those whose entries changed."""
+    """Make a folder. Returns the folders whose entries changed."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return [path.parent for path in missing]
 
 
 def _flush(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: a rename alone is no promise."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The frames between a node and whoever asks it, without any I/O.
+"""The frames between a node and its clients, without any I/O.
 
 A request is a head of ``HEAD_BYTES`` bytes and then its body, which is JSON::
 
@@ -50,7 +50,7 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of a request before its body."""
+    """The head of a request."""
 
     size: int
     nonce: bytes
@@ -64,7 +64,7 @@ class Head:
         return cls(len(body), nonce, time, destination(address), hashlib.sha256(body).digest())
 
     def pack(self) -> bytes:
-        """The bytes that the code covers; it comes behind them."""
+        """The bytes that the authentication code covers. The code follows them."""
         return _SIGNED.pack(_MARK, self.size, self.nonce, self.time, self.to, self.digest)
 
     @classmethod
@@ -80,7 +80,7 @@ class Head:
 
 
 def destination(address: str) -> bytes:
-    """What a head has for the address that it is meant for."""
+    """The form of the destination address in a head."""
     return hashlib.sha256(address.encode()).digest()[:8]
 
 
@@ -113,7 +113,7 @@ def frame_head(data: bytes) -> tuple[Kind, int]:
     if mark != _MARK or kind not in Kind.__members__.values():
         raise Malformed(f"{data!r} is no answer of a node")
     if size > LARGEST_ANSWER:
-        raise Malformed(f"an answer of {size} bytes; at most {LARGEST_ANSWER} are taken")
+        raise Malformed(f"an answer of {size} bytes; at most {LARGEST_ANSWER} are accepted")
     return Kind(kind), size
 
 

@@ -1,1 +1,1 @@
-"""Operators: what users implement, and the ones that are built in."""
+"""Operators: the protocol that users implement, and the built-in operators."""

@@ -1,4 +1,4 @@
-"""What an aggregate is: some state columns, a reduction into them, and a result."""
+"""The protocol of aggregates: state columns, a reduction into them, and a result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 class Aggregate(ABC):
     """One aggregate of one output column. Made by functions such as :func:`anabranch.sum`.
 
-    Nulls are left out. An aggregate is usable once :meth:`bind` has given it the name of its output
+    Nulls are ignored. An aggregate is usable once :meth:`bind` has given it the name of its output
     column and the type of its input column.
     """
 
@@ -60,12 +60,12 @@ class Aggregate(ABC):
 
     @abstractmethod
     def refusal(self, kind: pa.DataType) -> str | None:
-        """What kind of column is needed, if values of this type cannot be aggregated."""
+        """The kind of column that is needed, if values of this type cannot be aggregated."""
 
     @property
     @abstractmethod
     def ordered(self) -> bool:
-        """Whether the result depends on the order of rows, be it in the last bit only."""
+        """Whether the result depends on the order of rows, even if only in the last bit."""
 
     @property
     @abstractmethod
@@ -76,18 +76,18 @@ class Aggregate(ABC):
     def columns(self) -> tuple[Column, ...]:
         """The state columns, each named by the output, an underscore and one word.
 
-        That every name has one more word than the output keeps two aggregates from clashing.
+        The additional word keeps the columns of two aggregates from clashing.
         """
 
     @abstractmethod
     def reduce(self, table: StateTable, at: Array, values: Any, times: Array | None) -> None:
-        """Take values that are not null into state rows, which have been touched."""
+        """Add values that are not null to state rows, which have been touched."""
 
     @abstractmethod
     def merge(self, table: StateTable, into: Array, source: Array) -> None:
-        """Take the state of source rows into other rows, which have been touched.
+        """Merge the state of source rows into other rows, which have been touched.
 
-        A row may be merged into several times; the source rows are of no use afterwards.
+        A row may be a target several times. The source rows must not be used afterwards.
         """
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Aggregate(ABC):
         return column
 
     def update(self, table: StateTable, at: Array, rows: Rows, times: Array | None) -> None:
-        """Take rows into the state rows at these numbers, which have been touched."""
+        """Add rows to the state rows at these numbers, which have been touched."""
         assert self.column is not None
         column = rows.arrow(self.column)
         if column.null_count:
@@ -167,7 +167,7 @@ class Aggregates:
         return [pa.field(aggregate.name, aggregate.output) for aggregate in self.bound]
 
     def update(self, table: StateTable, at: Array, rows: Rows, times: Array | None = None) -> None:
-        """Take rows into the state rows at these numbers."""
+        """Add rows to the state rows at these numbers."""
         table.touch(at)
         at = readonly(at)
         times = None if times is None else readonly(times)
@@ -175,13 +175,13 @@ class Aggregates:
             aggregate.update(table, at, rows, times)
 
     def merge(self, table: StateTable, into: Array, source: Array) -> None:
-        """Take the state of source rows into other rows."""
+        """Merge the state of source rows into other rows."""
         table.touch(into)
         for aggregate in self.bound:
             aggregate.merge(table, readonly(into), readonly(source))
 
     def reset(self, table: StateTable, at: Array) -> None:
-        """Put state rows back to where new ones start."""
+        """Reset state rows to the values of new rows."""
         table.touch(at)
         for column in self.columns():
             if column.type.variable:
@@ -195,10 +195,10 @@ class Aggregates:
 
 
 def key_fields(schema: pa.Schema, keys: Sequence[str]) -> list[pa.Field]:
-    """The key columns as they come out of the state."""
+    """The key columns, read from the state."""
     return [schema.field(name).with_type(plain(schema.field(name).type)) for name in keys]
 
 
 def described(aggregates: Mapping[str, Aggregate]) -> str:
-    """The aggregates as a user writes them."""
+    """The aggregates in the form that a user writes."""
     return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())

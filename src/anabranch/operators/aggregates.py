@@ -1,6 +1,6 @@
 """The aggregates that users name: ``ab.count()``, ``ab.sum("amount")`` and so on.
 
-Results are those of Spark's functions of the same name, and nulls are left out everywhere.
+Results are those of Spark's functions of the same name. All of them ignore nulls.
 """
 
 from dataclasses import dataclass

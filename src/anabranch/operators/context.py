@@ -1,4 +1,4 @@
-"""What an operator knows of the batch it is in."""
+"""The context of an operator's calls: the batch."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from anabranch.units import Version
 
 @dataclass
 class Context:
-    """The batch, for an operator. Everything here is the same when the batch is repeated."""
+    """The batch, for an operator. All of it is the same when the batch is repeated."""
 
     version: Version
     """The micro-batch id."""

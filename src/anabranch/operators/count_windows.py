@@ -1,4 +1,4 @@
-"""Aggregates over windows of so many rows of a key."""
+"""Aggregates over windows of a number of rows of a key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADER = -1
 class CountWindowAggregate(Operator):
     """Keeps aggregates per key and count window, in the order of the source.
 
-    A window is sent out when it is full. ``window`` in the output numbers the windows of a key
+    A window is emitted when it is full. ``window`` in the output numbers the windows of a key
     from 0.
     """
 
@@ -37,7 +37,9 @@ class CountWindowAggregate(Operator):
         self, window: CountWindow, aggregates: Mapping[str, Aggregate], *, mode: str = "append"
     ) -> None:
         if mode != "append":
-            raise PlanError(f"mode={mode!r}: a count window is sent out when it is full; append")
+            raise PlanError(
+                f"mode={mode!r}: a count window is emitted once, when it is full; use mode='append'"
+            )
         self._window = window
         self._given = dict(aggregates)
 
@@ -63,7 +65,7 @@ class CountWindowAggregate(Operator):
         return self.bind(schema, keys)._schema
 
     def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
-        """Take rows into their windows, and send out and forget the windows that are full."""
+        """Add rows to their windows. Emit and drop the windows that are full."""
         table = state.table
         headers = state.rows(rows, window=np.full(len(rows), HEADER))
         table.touch(headers)

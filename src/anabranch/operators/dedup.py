@@ -1,4 +1,4 @@
-"""Deduplication: of the rows of a key only the first goes on."""
+"""Deduplication: only the first row of each key is emitted."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ _NEVER = int(np.iinfo(np.int64).min)
 
 
 class Deduplicate(Operator):
-    """Lets the first row of every key pass and drops the others.
+    """Emits the first row of every key and drops the others.
 
-    Without ``ttl`` a key is remembered for ever. With ``ttl`` (microseconds of the event time
-    ``on``) a row is dropped if an earlier row of its key passed and the row's time is at most
-    ``ttl`` after that one's; a later row passes and starts the interval anew. The key is forgotten
-    once the watermark is past its interval. No row that is not late could then still be dropped,
-    so the result depends on the order of the rows alone, not on when batches begin and end or keys
-    are forgotten. (Spark's ``dropDuplicatesWithinWatermark`` drops whatever comes until the key is
-    forgotten.)
+    Without ``ttl`` a key is remembered forever. With ``ttl`` (microseconds of the event time
+    ``on``) a row is dropped if its time is at most ``ttl`` after that of the last emitted row of
+    its key. A later row is emitted and starts a new interval. The key is removed once the watermark
+    is past its interval; no row that is not late could be dropped after that. So the result depends
+    only on the order of the rows, not on the limits of batches or the removal of keys. (Spark's
+    ``dropDuplicatesWithinWatermark`` drops all rows until the key is removed.)
 
     Rows before the watermark, and rows without a time, are late rows of the result.
 
     >>> Deduplicate(ttl=600_000_000, on="at", watermark=60_000_000)
     Deduplicate(ttl=0:10:00, on='at')
 
-    Columns that come out: those that go in.
+    Output columns: those of the input.
     """
 
     def __init__(
         self, *, ttl: int | None = None, on: str | None = None, watermark: int = 0
     ) -> None:
         if (ttl is None) != (on is None):
-            raise PlanError("deduplicate: ttl needs on, the column of the time it counts in")
+            raise PlanError("deduplicate: ttl needs on=, the event-time column")
         if ttl is not None and ttl < 0:
             raise PlanError(f"deduplicate: ttl is {ttl} us; it must not be negative")
         self.ttl = ttl
@@ -63,7 +62,7 @@ class Deduplicate(Operator):
         return f"Deduplicate(ttl={timedelta(microseconds=self.ttl)}, on={self.event_time!r})"
 
     def bind(self, schema: pa.Schema, keys: Sequence[str]) -> Deduplicate:
-        """Check that the time is there and is a time."""
+        """Check that the time column exists and is a timestamp."""
         if self.event_time is not None:
             at = schema.get_field_index(self.event_time)
             if at < 0:
@@ -83,7 +82,7 @@ class Deduplicate(Operator):
         return schema
 
     def process(self, rows: Rows, state: State, context: Context) -> Rows:
-        """Send on the rows whose key is new."""
+        """Emit the rows whose key is new."""
         if self.event_time is None or self.ttl is None:
             at = state.rows(rows)
             unseen = np.flatnonzero(~state["_seen"][at])
@@ -107,6 +106,6 @@ class Deduplicate(Operator):
         return rows.take(maybe[passed])
 
     def finish(self, state: State, context: Context) -> None:
-        """Forget the keys whose interval is over."""
+        """Remove the keys whose interval is over."""
         if self.ttl is not None and context.watermark is not None:
             state.delete(state.due(context.watermark - 1))

@@ -34,23 +34,23 @@ class Join(Operator):
     """Pairs the rows of two streams that have the same key and times close to each other.
 
     A left and a right row are a pair if ``left.time - before <= right.time <= left.time + after``,
-    both in microseconds. ``on`` names the two time columns, ``delays`` says how far the watermark
-    stays behind each. Rows are kept until the watermark, the lesser of the two streams', says that
-    no partner can come any more.
+    both in microseconds. ``on`` names the two time columns, ``delays`` is how far the watermark
+    stays behind each. Rows are kept until the watermark, the lesser one of the two streams, rules
+    out a partner.
 
     >>> Join(on=("shown", "clicked"), before=0, after=600_000_000, how="left")
     Join(left, shown - 0:00:00 <= clicked <= shown + 0:10:00)
 
-    ``how="inner"``: pairs only, as soon as the later of the two has come. ``how="left"``: a left
-    row without any partner comes out with nulls on the right, once it is certain to have none.
+    ``how="inner"``: pairs only, as soon as the later row of the two arrives. ``how="left"``: a left
+    row without a partner is emitted with nulls on the right, once a partner is ruled out.
 
-    Both streams come as one: the key columns, ``__side``, the columns of the left and those of the
-    right, null in rows of the other side. Rows before the watermark are late rows of
+    The input has the rows of both streams: the key columns, ``__side``, the columns of the left and
+    those of the right, null in rows of the other side. Rows before the watermark are late rows of
     the result. A null in the key or the time matches nothing.
 
-    Pairs come in the order of the later of the two rows, then by the time of the earlier one.
+    Pairs are in the order of the later row of the two, then by the time of the earlier one.
 
-    Columns that come out: the key, the columns of the left, the columns of the right.
+    Output columns: the key, the columns of the left, the columns of the right.
     """
 
     sub_keys = SUB_KEYS
@@ -72,9 +72,7 @@ class Join(Operator):
         if how not in ("inner", "left"):
             raise PlanError(f"join: how={how!r}; it is 'inner' or 'left'")
         if before + after < 0:
-            raise PlanError(
-                f"join: no time is from {before} us before to {after} us after another one"
-            )
+            raise PlanError(f"join: within is empty: from {before} us before to {after} us after")
         self.columns: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._times_on = on
         self._delays = delays
@@ -98,7 +96,7 @@ class Join(Operator):
         return self._delays
 
     def of(self, *columns: Sequence[str]) -> Join:
-        """The join of inputs that have these columns besides the key; no name may be in both."""
+        """The join for inputs with these columns besides the key. No name may be in both."""
         left, right = columns
         join = copy.copy(self)
         join.columns = (tuple(left), tuple(right))
@@ -110,8 +108,8 @@ class Join(Operator):
         expected = [*keys, SIDE, *left, *right]
         if sorted(expected) != sorted(schema.names):
             raise PlanError(
-                f"join: the rows have the columns {schema.names}, and need {expected}: each of the "
-                "key, the left and the right once"
+                f"join: the rows have the columns {schema.names} but need {expected}: the columns "
+                "of the key, the left and the right side, each once"
             )
         taken = [*keys, *SUB_KEYS, *(column.name for column in BOOKKEEPING)]
         payloads = []
@@ -138,7 +136,7 @@ class Join(Operator):
         return pa.schema([*(schema.field(name) for name in keys), *left, *right])
 
     def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
-        """Pair the rows with those that came before them, and keep them for those to come."""
+        """Pair the rows with earlier ones, and keep them for later ones."""
         rows = self._in_time(rows, context)
         side, times, can_match = self._times(rows)
         for name in context.keys:
@@ -175,7 +173,7 @@ class Join(Operator):
         return self._rows(columns)
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Let rows go that can have no partner any more; send left ones on that had none."""
+        """Drop rows that cannot have a partner any more. Emit left ones that had none."""
         if context.watermark is None:
             return None
         due = state.due(context.watermark - 1)

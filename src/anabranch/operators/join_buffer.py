@@ -1,9 +1,8 @@
 """The rows of both sides of a join that may still find a partner.
 
-For every key the state has one *header* row (``_side`` -1) that says how many rows of each side
-are buffered. Those have the slots 0, 1, ... without gaps, so that all of them are found by hash
-look-ups from the header, however many came and went before: when a row goes, the last one of its
-side is moved into its slot.
+For every key the state has one *header* row (``_side`` -1) with the number of buffered rows of each
+side. Those have the slots 0, 1, ... without gaps, so that hash look-ups find all of them from the
+header. When a row is removed, the last one of its side moves into its slot.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class JoinBuffer:
         return at
 
     def remove(self, state: State, at: Array, keys: Rows, side: Array, slot: Array) -> None:
-        """Let buffered rows go; their keys, sides and slots are those of the state rows."""
+        """Remove buffered rows, with the keys, sides and slots of these state rows."""
         head = _header(state.find, keys)
         group, first = number(head)
         heads = head[first]

@@ -19,9 +19,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class KeyState:
     """The state columns of one key as attributes: ``state.times += 1``.
 
-    Numbers start at their default, strings and bytes at None, when the key is new or was deleted.
-    Timestamp columns are in microseconds since the epoch. What the attributes hold when the
-    function returns is stored.
+    When the key is new or was deleted, numbers start at their default, strings and bytes at None.
+    Timestamp columns are in microseconds since 1970. The values of the attributes are stored when
+    the function returns.
     """
 
     __slots__ = ("_deleted", "_timer", "_timer_set", "_values", "batch_time", "watermark")
@@ -55,16 +55,16 @@ class KeyState:
         return "KeyState(" + ", ".join(f"{k}={v!r}" for k, v in self._values.items()) + ")"
 
     def delete(self) -> None:
-        """Forget the key when the function returns, with its timer."""
+        """Remove the key and its timer when the function returns."""
         object.__setattr__(self, "_deleted", True)
 
     def set_timer(self, at: Time) -> None:
-        """Ask for ``on_timer`` to be called at this time; it replaces an earlier timer."""
+        """Set the timer that calls ``on_timer`` at this time. It replaces an earlier timer."""
         object.__setattr__(self, "_timer", _microseconds(at))
         object.__setattr__(self, "_timer_set", True)
 
     def clear_timer(self) -> None:
-        """Take the timer back."""
+        """Remove the timer."""
         object.__setattr__(self, "_timer", None)
         object.__setattr__(self, "_timer_set", True)
 
@@ -74,8 +74,8 @@ def check_names(columns: StateSchema) -> None:
     for column in columns:
         if hasattr(KeyState, column.name):
             raise PlanError(
-                f"state column {column.name!r}: in the per-key form this is a method or attribute "
-                "of the state; give the column another name"
+                f"state column {column.name!r}: the per-key state has a method or attribute of "
+                "this name; give the column another name"
             )
 
 

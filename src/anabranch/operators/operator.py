@@ -17,7 +17,7 @@ class Operator:
 
     An operator must be deterministic: the same rows in the same order against the same state give
     the same output and the same state. It must keep nothing in ``self`` from one batch to the next;
-    what is to last belongs into the state. Use ``context.batch_time`` instead of the clock.
+    keep it in the state. Use ``context.batch_time`` instead of the clock.
 
     >>> import anabranch as ab
     >>> class Speeding(ab.Operator):
@@ -58,7 +58,7 @@ class Operator:
 
     @property
     def event_times(self) -> tuple[str, ...]:
-        """The timestamp column of each input whose maximum drives the watermark, if any does."""
+        """The timestamp column of each input whose maximum drives the watermark, if any."""
         return () if self.event_time is None else (self.event_time,)
 
     @property
@@ -67,34 +67,34 @@ class Operator:
         return (self.watermark_delay,) * len(self.event_times)
 
     def of(self, *columns: Sequence[str]) -> Operator:
-        """The operator for inputs that have these columns besides the key, one group for each.
+        """The operator for inputs with these columns besides the key, one group for each input.
 
-        Called before :meth:`bind` where there are several inputs.
+        Called before :meth:`bind` if there are several inputs.
         """
         return self
 
     def bind(self, schema: pa.Schema, keys: Sequence[str]) -> Operator:
-        """The operator for rows of this schema; raise :class:`PlanError` if it cannot be.
+        """The operator for rows of this schema. Raises :class:`PlanError` if there is none.
 
-        Called once, before anything starts. The default returns the operator as it is.
+        Called once, before anything starts. The default returns the operator unchanged.
         """
         return self
 
     def output(self, schema: pa.Schema, keys: Sequence[str]) -> pa.Schema | None:
-        """The columns that come out. None, the default, means: try ``process`` on no rows."""
+        """The output columns. None, the default: those of ``process`` on no rows."""
         return None
 
     def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
-        """Take some rows of the batch into the state and return rows to send on, if any.
+        """Add some rows of the batch to the state, and return the rows to emit, if any.
 
-        Called any number of times per batch and slice, with some of the rows each time; where
-        the calls are divided must not matter (or see :attr:`whole_batch`).
+        Called any number of times per batch and slice, with some of the rows each time. The result
+        must not depend on how the rows are divided; otherwise see :attr:`whole_batch`.
         """
         raise TypeError(f"{type(self).__name__} has no process method")
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Called once at the end of every batch for every slice, also if no rows came.
+        """Called once at the end of every batch for every slice, also without rows.
 
-        The place to close windows against ``context.watermark`` and to act on due timers.
+        Close windows here against ``context.watermark``, and act on due timers.
         """
         return None

@@ -1,4 +1,4 @@
-"""Columns of the input kept whole in the state, nulls included, and given back as they came.
+"""Input columns kept in the state, nulls included, and restored exactly.
 
 State columns of fixed width cannot be null, so a nullable one gets a boolean column beside it,
 ``<name>_null``. Decimals are two words; lists, structs and maps are bytes in the encoding of
@@ -99,7 +99,7 @@ class Payload:
         return arrays
 
     def copy(self, state: State, source: Array, target: Array) -> None:
-        """Write what stands in some state rows into others."""
+        """Copy the values of some state rows to others."""
         for column in self.columns:
             state.set(column.name, target, state[column.name][source])
 

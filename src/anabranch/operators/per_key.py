@@ -32,12 +32,13 @@ class PerKey(Operator):
     (see :class:`KeyState`). It returns, or yields, dictionaries or :class:`Rows` with the columns
     of ``output``; what it leaves out is null.
 
-    This form is the easiest to write and costs some microseconds per key and batch. Write an
+    This form is the simplest to write and costs some microseconds per key and batch. Write an
     :class:`Operator` where there are many keys with few rows each.
 
-    ``state.set_timer(time)`` asks for ``on_timer(key, state)``, called at the end of the first
-    batch in which the time has come, in the order of the timers; the timer is then gone. Times are
-    those of the watermark if there is an ``event_time``, otherwise those of ``batch_time``.
+    ``state.set_timer(time)`` sets a timer. ``on_timer(key, state)`` is called at the end of the
+    first batch in which the time has come, in the order of the timers, and the timer is removed.
+    Times are compared with the watermark if there is an ``event_time``, otherwise with
+    ``batch_time``.
 
     >>> import anabranch as ab
     >>> def count(key, rows, state):
@@ -80,7 +81,7 @@ class PerKey(Operator):
         return self._output
 
     def process(self, rows: Rows, state: State, context: Context) -> Rows | None:
-        """Call the function for every key, in the order in which the keys first come."""
+        """Call the function for every key, in the order of their first rows."""
         at = state.rows(rows)
         group, first = number(at)
         by_key = rows.take(np.argsort(group, kind="stable"))
@@ -132,12 +133,12 @@ class PerKey(Operator):
         if self.timers:
             _store_timers(state, at[kept], [each for each in objects if not each._deleted])
         elif any(each._timer_set for each in objects):
-            raise ValueError("set_timer was called, but there is no on_timer to call back")
+            raise ValueError("set_timer was called, but per_key was given no on_timer function")
         state.delete(at[~kept])
 
 
 class _Collected:
-    """What the function returned, put together in order."""
+    """The results of the function, combined in order."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

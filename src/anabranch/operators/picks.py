@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Pick(Aggregate):
-    """What the four have in common: the value that is kept, and whether there is one."""
+    """The common part of the four: the kept value, and whether there is one."""
 
     def refusal(self, kind: pa.DataType) -> str | None:
         """Numbers, booleans, times, strings and bytes can be kept."""
@@ -51,7 +51,7 @@ class Pick(Aggregate):
         )
 
     def merge(self, table: StateTable, into: Array, source: Array) -> None:
-        """Take the kept values of source rows like any others."""
+        """Add the kept values of source rows like any others."""
         full = np.flatnonzero(self.state(table, "seen")[source])
         if not len(full):
             return

@@ -1,4 +1,4 @@
-"""A batch of rows as an operator sees it: an Arrow record batch that reads like numpy."""
+"""The rows of a batch for an operator: an Arrow record batch with numpy access."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Rows:
     """Some rows of one micro-batch, for the keys of one slice.
 
     ``rows["speed"]`` is a numpy array for numbers, booleans and times (``datetime64[us]``), and an
-    Arrow array for everything else. Nulls in a number column read as 0 (false, the epoch); ask
-    :meth:`valid` where they are.
+    Arrow array for everything else. Nulls in a number column read as 0 (false, 1970);
+    :meth:`valid` tells where they are.
 
     >>> rows = Rows(pa.record_batch({"car": ["a", "b"], "speed": [90, 130]}))
     >>> fast = rows.filter(rows["speed"] > 120)
@@ -56,14 +56,14 @@ class Rows:
         return self.batch.schema
 
     def arrow(self, name: str) -> pa.Array:
-        """A column as it came from Spark, nulls included."""
+        """A column as an Arrow array, nulls included."""
         at = self.batch.schema.get_field_index(name)
         if at < 0:
             raise KeyError(f"no column {name!r}; the rows have {self.names}")
         return self.batch.column(at)
 
     def times(self, name: str) -> Array:
-        """A timestamp column as int64 microseconds since the epoch."""
+        """A timestamp column as int64 microseconds since 1970."""
         column = self.arrow(name)
         return _numpy(column.cast(pa.timestamp("us", tz=column.type.tz))).view(np.int64)
 
@@ -93,7 +93,7 @@ class Rows:
         return Rows(self.batch.append_column(name, array), self.hashes)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries, for tests and for looking at."""
+        """The rows as dictionaries, for tests and for inspection."""
         return list(self.batch.to_pylist())
 
 

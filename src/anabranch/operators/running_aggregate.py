@@ -1,4 +1,4 @@
-"""Aggregates over everything that a key has ever had."""
+"""Aggregates over all rows of a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anabranch.state.view import State
 
 
 class RunningAggregate(Operator):
-    """Keeps aggregates per key; every batch sends out the keys that changed, once each."""
+    """Keeps aggregates per key. Every batch emits the keys that changed, once each."""
 
     _aggregates: Aggregates
     _schema: pa.Schema
@@ -25,8 +25,7 @@ class RunningAggregate(Operator):
     def __init__(self, aggregates: Mapping[str, Aggregate], mode: str = "update") -> None:
         if mode != "update":
             raise PlanError(
-                f"mode={mode!r}: an aggregate without a window never is final, "
-                "so it can only send updates; use mode='update'"
+                f"mode={mode!r}: an aggregate without a window is never final; use mode='update'"
             )
         self._given = dict(aggregates)
 
@@ -47,11 +46,11 @@ class RunningAggregate(Operator):
         return self.bind(schema, keys)._schema
 
     def process(self, rows: Rows, state: State, context: Context) -> None:
-        """Take rows into the aggregates of their keys."""
+        """Add rows to the aggregates of their keys."""
         self._aggregates.update(state.table, state.rows(rows), rows)
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Send out the keys that changed in this batch."""
+        """Emit the keys that changed in this batch."""
         at = state.changed()
         if not len(at):
             return None

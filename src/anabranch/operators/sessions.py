@@ -1,10 +1,10 @@
 """Aggregates over session windows: rows of a key that follow each other closely.
 
-A key can have several sessions that are not closed yet, for rows come out of order. Each is a state
-row with the sub-key ``window_slot``, a small number that says nothing of time. Slot 0 is there as
-long as the key has any session: it knows a bound on the slots in use (``window_slots``) and the
-latest end of any session of the key (``window_until``), so that the sessions of a key can be found,
-and the row be forgotten, without a search. It may itself be vacant.
+A key can have several open sessions, because rows come out of order. Each is a state row with the
+sub-key ``window_slot``, a small number without relation to time. Slot 0 exists as long as the key
+has any session. It has a bound on the slots in use (``window_slots``) and the latest end of any
+session of the key (``window_until``), so that the sessions of a key are found, and the row is
+removed, without a search. Slot 0 may itself be vacant.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ EARLIEST = np.iinfo(np.int64).min
 
 
 class SessionAggregate(Operator):
-    """Keeps aggregates per key and session, and joins sessions that a row brings together.
+    """Keeps aggregates per key and session, and merges sessions that a row connects.
 
-    A session is sent out once the watermark has reached its end, and again after each batch that
+    A session is emitted once the watermark has reached its end, and again after each batch that
     brings it rows within the allowed lateness. Rows that come too late to be a session of their own
     are late rows of the result, like rows without a time. ``first`` and ``last`` are in order of
     time.
@@ -67,8 +67,8 @@ class SessionAggregate(Operator):
         check_delays(watermark_delay, allowed_lateness)
         if mode != "append":
             raise PlanError(
-                f"mode={mode!r}: sessions grow and join, so rows sent out before would stay "
-                "behind; use mode='append'"
+                f"mode={mode!r}: sessions grow and merge, so rows emitted earlier would be wrong; "
+                "use mode='append'"
             )
         self._window = window
         self._given = dict(aggregates)
@@ -104,10 +104,10 @@ class SessionAggregate(Operator):
         return self.bind(schema, keys)._schema
 
     def process(self, rows: Rows, state: State, context: Context) -> None:
-        """Put rows aside for the end of the batch.
+        """Keep rows for the end of the batch.
 
-        Floating-point results depend on whether sessions are joined before or after rows are taken
-        in. Doing so once per batch makes them independent of how the batch was divided.
+        Floating-point results depend on whether sessions are merged before or after rows are added.
+        Doing so once per batch makes them independent of how the batch was divided.
         """
         closed = closed_before(context.watermark, self._lateness)
         times = rows.times(self._window.on)
@@ -120,7 +120,7 @@ class SessionAggregate(Operator):
             context.held.append(rows.select(*dict.fromkeys(wanted)))
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Take the rows of the batch into sessions, then send out those that have ended."""
+        """Add the rows of the batch to sessions, then emit those that have ended."""
         if context.held:
             self._take(joined(context.held), state)
         return None if context.watermark is None else self._close(state, context.watermark)
@@ -214,7 +214,7 @@ class SessionAggregate(Operator):
         return joint_rows[joint[len(session_rows) :]]
 
     def _close(self, state: State, watermark: int) -> Rows | None:
-        """Send out sessions that have ended, and forget those that take no more rows."""
+        """Emit sessions that have ended, and remove those that accept no more rows."""
         table, lateness = state.table, self._lateness
         due = state.due(watermark)
         if not len(due):
@@ -254,6 +254,6 @@ class SessionAggregate(Operator):
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Several lots of rows with the same columns as one."""
+    """Rows with the same columns, combined."""
     hashes = [part.hashes for part in parts if part.hashes is not None]
     return Rows(pa.concat_batches([part.batch for part in parts]), np.concatenate(hashes))

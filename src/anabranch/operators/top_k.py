@@ -31,17 +31,17 @@ RANK = "rank"
 class TopK(Operator):
     """Keeps for every key the k rows that are greatest by a column.
 
-    Whenever the top k of a key change, all of them come out once more at the end of the batch, with
-    their ``rank`` from 1 to k (update mode). Of rows with equal values the one that came first
-    ranks first, and stays. Rows without a value are left out. With ``largest=False`` the k rows
-    that are least are kept, the least of all at rank 1.
+    Whenever the top k of a key change, all of them are emitted again at the end of the batch, with
+    their ``rank`` from 1 to k (update mode). Of rows with equal values the earliest one ranks
+    first, and stays. Rows without a value are ignored. With ``largest=False`` the k smallest rows
+    are kept, the smallest at rank 1.
 
     >>> TopK(3, by="score")
     TopK(3, by='score')
 
     The state has one row for each key and rank.
 
-    Columns that come out: the key, all other columns of the input, ``rank`` (int32).
+    Output columns: the key, all other columns of the input, ``rank`` (int32).
     """
 
     sub_keys = (RANK,)
@@ -64,8 +64,8 @@ class TopK(Operator):
         others = [name for name in schema.names if name not in keys]
         if self.by in keys:
             raise PlanError(
-                f"top_k: by={self.by!r} is one of the keys {list(keys)}, so that all rows of a key "
-                f"would be equal; rank by another column, there are {others}"
+                f"top_k: by={self.by!r} is one of the keys {list(keys)}, so all rows of a key "
+                f"would be equal; rank by another column, of {others}"
             )
         if self.by not in schema.names:
             raise PlanError(f"top_k: there is no column by={self.by!r}; there are {others}")
@@ -123,7 +123,7 @@ class TopK(Operator):
         state.set("_floor", heads, codes[best[starts[1:] - 1]])
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Send on the top k of every key where they changed."""
+        """Emit the top k of every key where they changed."""
         changed = state.changed()
         heads = changed[state["_count"][changed] > 0]
         if not len(heads):

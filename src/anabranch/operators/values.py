@@ -1,4 +1,4 @@
-"""Values of input columns as state columns keep them, and back again."""
+"""Converting values of input columns to state columns and back."""
 
 from typing import Any
 

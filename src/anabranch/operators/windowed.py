@@ -38,8 +38,8 @@ Array = npt.NDArray[Any]
 class WindowAggregate(Operator):
     """Keeps aggregates per key and window; a state row is one window of one key.
 
-    In append mode a window is sent out once the watermark has reached its end, and again after each
-    batch that brings it rows within the allowed lateness. In update mode every batch sends out the
+    In append mode a window is emitted once the watermark has reached its end, and again after each
+    batch that brings it rows within the allowed lateness. In update mode every batch emits the
     windows that changed. Rows that come too late for all their windows, and rows without a time,
     are late rows of the result. ``watermark_delay`` and ``allowed_lateness`` are microseconds.
     """
@@ -88,7 +88,7 @@ class WindowAggregate(Operator):
         return self.bind(schema, keys)._schema
 
     def process(self, rows: Rows, state: State, context: Context) -> None:
-        """Take rows into the windows they belong to that are not closed yet."""
+        """Add rows to their windows that are not closed yet."""
         window = self._window
         index, starts, late = window.assign(
             rows.times(window.on),
@@ -109,7 +109,7 @@ class WindowAggregate(Operator):
         state.set_timer(at[new], starts[new] + (window.size + kept))
 
     def finish(self, state: State, context: Context) -> Rows | None:
-        """Send out windows, and forget those that take no more rows."""
+        """Emit windows, and remove those that accept no more rows."""
         watermark = context.watermark
         due = np.empty(0, np.int64) if watermark is None else state.due(watermark)
         if self._mode == "update":
@@ -145,13 +145,13 @@ def windowed(
 ) -> Operator:
     """The operator that keeps aggregates over windows of any kind.
 
-    ``delay`` is how far the watermark stays behind, ``lateness`` how long closed windows take rows,
-    both in microseconds.
+    ``delay`` is how far the watermark stays behind, ``lateness`` how long closed windows accept
+    rows, both in microseconds.
     """
     if isinstance(window, CountWindow):
         if delay or lateness:
             raise PlanError(
-                "window: a count window knows no time; leave watermark and allowed_lateness out"
+                "window: a count window has no event time; leave out watermark and allowed_lateness"
             )
         return CountWindowAggregate(window, aggregates, mode=mode)
     if isinstance(window, SessionWindow):

@@ -1,4 +1,4 @@
-"""The windows that rows are put into: what a user writes, and the arithmetic of it."""
+"""Window definitions by users, and the assignment of rows to windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class TimeWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Windows that last as long as rows keep coming; made by :func:`session_window`."""
+    """Windows that end after a gap without rows; made by :func:`session_window`."""
 
     gap: int
     on: str
@@ -57,7 +57,7 @@ class SessionWindow:
 
 @dataclass(frozen=True)
 class CountWindow:
-    """Windows of so many rows; made by :func:`count_window`."""
+    """Windows of a number of rows; made by :func:`count_window`."""
 
     size: int
     slide: int
@@ -67,7 +67,7 @@ Window = TimeWindow | SessionWindow | CountWindow
 
 
 def tumbling(size: Duration, *, on: str, offset: Duration = 0) -> TimeWindow:
-    """Windows of equal length that follow one another; every row is in one of them.
+    """Windows of equal length without overlap. Every row is in exactly one of them.
 
     ``on`` is the timestamp column. Windows start at whole multiples of ``size`` since 1970 in UTC,
     moved by ``offset``.
@@ -77,7 +77,7 @@ def tumbling(size: Duration, *, on: str, offset: Duration = 0) -> TimeWindow:
 
 
 def sliding(size: Duration, slide: Duration, *, on: str, offset: Duration = 0) -> TimeWindow:
-    """Windows of equal length, one starting every ``slide``; rows are in several of them.
+    """Windows of equal length that overlap, one starting every ``slide``.
 
     The state grows with ``size / slide``, since each row is counted in that many windows.
     """
@@ -105,8 +105,8 @@ def count_window(size: int, slide: int | None = None) -> CountWindow:
     step = size if slide is None else slide
     if size < 1 or not 1 <= step <= size:
         raise PlanError(
-            f"count_window({size}, slide={slide}): a window has at least one row, "
-            "and slides by at least one and at most its size"
+            f"count_window({size}, slide={slide}): the size must be at least 1, and the slide "
+            "from 1 to the size"
         )
     return CountWindow(size, step)
 
@@ -114,7 +114,7 @@ def count_window(size: int, slide: int | None = None) -> CountWindow:
 def _positive(duration: Duration, what: str) -> int:
     length = microseconds(duration, what=what)
     if length <= 0:
-        raise PlanError(f"{what} is {duration!r}; it must be longer than nothing")
+        raise PlanError(f"{what} is {duration!r}; it must be longer than 0")
     return length
 
 
@@ -142,10 +142,10 @@ def check_delays(watermark_delay: int, allowed_lateness: int) -> None:
 
 
 def closed_before(watermark: int | None, allowed_lateness: int) -> int:
-    """Windows that end at this time or earlier take no more rows."""
+    """The time up to which windows are closed: those that end at it or earlier accept no rows."""
     return NEVER if watermark is None else watermark - allowed_lateness
 
 
 def needed(rows: Rows, keys: Sequence[str], inputs: Sequence[str]) -> Rows:
-    """The rows with only the columns that matter, before they are multiplied."""
+    """The rows with only the needed columns, before they are assigned to several windows."""
     return rows.select(*dict.fromkeys([*keys, *inputs]))

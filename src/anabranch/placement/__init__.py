@@ -1,4 +1,4 @@
-"""Which instance runs on which node."""
+"""Placement policies: which instance runs on which node."""
 
 from anabranch.placement.even import Even as Even
 from anabranch.placement.policy import NoNodes as NoNodes

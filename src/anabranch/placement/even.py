@@ -1,4 +1,4 @@
-"""Even placement: as many instances on every node as on every other, and some nodes kept idle."""
+"""Even placement: the same number of instances on every node, and some nodes kept idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Even:
     """Spread the instances of every operator over the nodes.
 
     ``pool`` nodes are kept idle, so that one is ready when a node fails or an operator grows. If
-    there are fewer, the cluster manager is asked for more, where Spark lets one ask.
+    there are fewer, more are requested from the cluster manager, where Spark supports that.
     """
 
     pool: int = 0
@@ -42,7 +42,7 @@ class Even:
         {'counter': ('a', 'b')}
         """
         if not alive:
-            raise NoNodes("no executor is left to run on; the cluster manager has to start one")
+            raise NoNodes("no executor is left; the cluster manager must start one")
         kept = {
             name: [
                 host if host in alive else None for host in [*(before or {}).get(name, ())][:count]
@@ -74,7 +74,7 @@ class Even:
         return sorted(set(alive) - used)
 
     def _usable(self, alive: Collection[str], load: Counter[str]) -> list[str]:
-        """The nodes to place on: those in use already first, then as many as leave the pool."""
+        """The nodes to place on: those in use first, then others, except the pool."""
         count = max(1, len(alive) - self.pool)
         ranked = sorted(alive, key=lambda node: (load[node] == 0, node))
         return ranked[:count]

@@ -1,1 +1,1 @@
-"""The plan of a query as a graph, which can be drawn and knows nothing of Spark."""
+"""The plan of a query as a graph, independent of Spark."""

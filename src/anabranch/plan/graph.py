@@ -41,7 +41,7 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)
 class Unpack:
-    """The rows that are in the values of a binary column, many in each."""
+    """The rows in the values of a binary column, many in each."""
 
     input: Node
     column: str
@@ -86,7 +86,7 @@ Node = Source | Transform | Unpack | Stateful | Late
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """A sink and what flows into it."""
+    """A sink and its input."""
 
     input: Node
     sink: Any
@@ -97,7 +97,7 @@ class Output:
 
 
 def inputs(node: Node | Output) -> tuple[Node, ...]:
-    """What flows into a node."""
+    """The inputs of a node."""
     match node:
         case Source():
             return ()
@@ -111,12 +111,12 @@ def inputs(node: Node | Output) -> tuple[Node, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All sinks of a query, and through them everything that feeds them."""
+    """All sinks of a query, and through them all nodes before them."""
 
     outputs: tuple[Output, ...]
 
     def nodes(self) -> list[Node]:
-        """Every node once, inputs before what they feed."""
+        """Every node once, inputs before their consumers."""
         order: list[Node] = []
         seen: set[int] = set()
 
@@ -141,12 +141,12 @@ class Plan:
         return [node for node in self.nodes() if isinstance(node, Stateful)]
 
     def consumers(self, node: Node) -> list[Node | Output]:
-        """What a node feeds."""
+        """The consumers of a node."""
         everything: list[Node | Output] = [*self.nodes(), *self.outputs]
         return [after for after in everything if any(before is node for before in inputs(after))]
 
     def operators_after(self, node: Node) -> Iterator[Stateful]:
-        """The operators that a node feeds, directly or through others."""
+        """The operators after a node, directly or through other nodes."""
         for after in self.consumers(node):
             if isinstance(after, Stateful):
                 yield after
@@ -154,7 +154,7 @@ class Plan:
                 yield from self.operators_after(after)
 
     def packs(self, node: Stateful) -> bool:
-        """Whether rows can reach an operator packed: they come from a worker, and go nowhere else.
+        """Whether rows reach an operator packed: a worker makes them, and they have no other use.
 
         From any other step they come as rows of Spark.
         """
@@ -164,9 +164,9 @@ class Plan:
         return isinstance(before, Unpack | Stateful) and len(self.consumers(before)) == 1
 
     def tree(self) -> str:
-        """The plan as text: every sink with what flows into it below.
+        """The plan as text: every sink with its inputs below.
 
-        A node that feeds several others is spelled out once and then named by its number.
+        A node with several consumers is printed once, and then referred to by its number.
         """
         lines: list[str] = []
         numbers: dict[int, int] = {}

@@ -1,5 +1,4 @@
-"""What the coordinator decides, written without I/O: state and event in, next state and orders out.
+"""The coordinator's decisions, without I/O: state and event in, next state and orders out.
 
-No clock, thread, file or Spark is known here, so that the code that runs a cluster also runs in a
-simulator, under any number of faults.
+This code uses no clock, thread, file or Spark, so a simulator runs it under any number of faults.
 """

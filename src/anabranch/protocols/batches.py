@@ -1,7 +1,7 @@
-"""Batches: which may run, with what, and what follows from their end.
+"""Batches: when a batch may run, with which slices, and what follows from its end.
 
-A batch runs only while every group is served, and nothing that must see the state between two
-batches is going on. A batch that failed because a process was lost is run again after a pause.
+A batch runs only if every group is served, and no operation needs the state between two batches. A
+batch that failed because a process or state was lost runs again after a pause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anabranch.units import NO_VERSION, Version
 ATTEMPTS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = SECOND // 10, 3 * SECOND
 _MOST_KEPT = 200
-"""What was sent in so many batches is kept at most."""
+"""The greatest number of batches whose sent rows are kept."""
 
 
 def ask(turn: Turn, version: Version) -> None:
@@ -36,7 +36,7 @@ def leave(turn: Turn, version: Version) -> None:
 
 
 def run(turn: Turn) -> None:
-    """Run the batch that is wanted, if it may run now; end one that cannot succeed."""
+    """Run the batch that Spark asked for, if it may run now. Cancel one that cannot succeed."""
     query = turn.query
     batch = query.batch
     if batch is None:
@@ -71,7 +71,7 @@ def run(turn: Turn) -> None:
 
 
 def held(query: Query) -> bool:
-    """Whether no batch may begin now."""
+    """Whether the stream is held, so that no batch may begin."""
     return bool(
         query.stopped
         or query.restart
@@ -84,7 +84,7 @@ def held(query: Query) -> bool:
 
 
 def commit(turn: Turn, event: BatchCommitted) -> None:
-    """A batch is done."""
+    """A batch was committed."""
     batch = turn.query.batch
     if batch is None or batch.fence != event.fence or batch.version != event.version:
         return
@@ -100,7 +100,7 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
 
 
 def fail(turn: Turn, event: BatchFailed) -> None:
-    """A batch was not committed: run it again, if that can help."""
+    """A batch was not committed: run it again, if that may help."""
     batch = turn.query.batch
     if batch is None or batch.fence != event.fence:
         return
@@ -126,7 +126,7 @@ def fail(turn: Turn, event: BatchFailed) -> None:
 
 
 def trim(turn: Turn) -> None:
-    """Let go of what was sent and no slice needs any more."""
+    """Trim the output buffers: drop sent rows that no slice needs any more."""
     query = turn.query
     trimmed: dict[str, Version] = {}
     anchors = query.anchors()

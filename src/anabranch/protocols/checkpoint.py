@@ -1,11 +1,11 @@
-"""Checkpoints: captured with a batch, stored beside the stream, published when they are whole.
+"""Checkpoints: captured with a batch, stored asynchronously, published when they are complete.
 
-A checkpoint is of some operators or of all. Parts of whichever slices are stored serve to recover
-and to move these. Once the parts make all operators at one version, a manifest of it is published,
-and a restart can begin there. Of everything older only what still serves is kept.
+A checkpoint covers some operators or all. Each stored part can serve to recover or move its slice.
+Once the parts make all operators at one version, the manifest of that version is published, and a
+restart can begin from it. Older versions and parts are deleted when nothing needs them.
 
-Backups that are lost with their holder are made again: an operator with a slice that would not
-outlive its node is captured with the next batch.
+A backup that is lost with its holder is made again: an operator with a slice that would not survive
+the loss of its node is captured with the next batch.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 _LONGEST_PAUSE = 30
-"""Seconds after a checkpoint that failed; shorter after the first ones."""
+"""The longest pause after failed checkpoints, in seconds. It grows with each failure in a row."""
 _PATIENCE = 5 * SECOND
-"""A wanted checkpoint waits so long for a batch to be taken with."""
+"""How long a wanted checkpoint waits for a batch."""
 _ATTEMPTS = 3
-"""So many checkpoints are begun for a command."""
+"""The attempts of a checkpoint by command."""
 _NOTHING = ""
-"""A query without operators has versions all the same, which say how far it has come."""
+"""Stands for the state of a query without operators, whose versions record its progress alone."""
 _SHORT = SECOND // 5
-"""So long where a user waits for it, and Spark has no batch to run."""
+"""The same where a user waits for the checkpoint, and Spark has no batch to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """A checkpoint under way."""
+    """A checkpoint in progress."""
 
     version: Version
     commands: tuple[CommandId, ...] = ()
@@ -65,7 +65,7 @@ class Current:
 
     @property
     def change(self) -> Change:
-        """What is done now, why, and since when."""
+        """The present step, the reason, and the start."""
         what = ", ".join(sorted(self.operators))
         why = "a command" if self.commands else f"due with batch {self.version}"
         step = "storing what was captured"
@@ -78,7 +78,7 @@ class Current:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """What is due, and what is under way."""
+    """Which checkpoints are due, and the one in progress."""
 
     last: Mapping[str, int] = field(default_factory=dict)
     """When the policy's last checkpoint of each operator was begun."""
@@ -112,7 +112,7 @@ class Checkpoints:
 
 
 def want(turn: Turn, *operators: str, command: CommandId | None = None) -> None:
-    """Capture operators with the next batch, or at rest if there is none for a while."""
+    """Capture operators with the next batch, or between two batches if none comes for a while."""
     mine = _mine(turn.query)
     since = mine.wanted_since if mine.wanted else turn.query.now
     commands = mine.commands if command is None else (*mine.commands, command)
@@ -123,7 +123,7 @@ def want(turn: Turn, *operators: str, command: CommandId | None = None) -> None:
 
 
 def give_up(turn: Turn, command: CommandId) -> None:
-    """Nobody waits for a checkpoint any more; it may be taken all the same."""
+    """Cancel the command for a checkpoint. The checkpoint may be taken all the same."""
     mine = _mine(turn.query)
     if command not in mine.open:
         return
@@ -131,30 +131,30 @@ def give_up(turn: Turn, command: CommandId) -> None:
     if mine.current is not None:
         left = tuple(each for each in mine.current.commands if each != command)
         _change(turn, current=replace(mine.current, commands=left))
-    turn.end(command, "the command was given up by whoever gave it")
+    turn.end(command, "the command was cancelled by its caller")
 
 
 def holds(query: Query) -> bool:
-    """Whether the stream waits: for captures, or because a restart would not find its offsets."""
+    """Whether the stream is held: for captures, or because Spark's log would lose offsets."""
     return _behind(query) >= query.policies.retained_offsets or any(
         isinstance(waiting.order, Capture) for waiting in query.outstanding.values()
     )
 
 
 def urgent(query: Query) -> bool:
-    """Whether a checkpoint must not be put off any more."""
+    """Whether a checkpoint must not be postponed: half of Spark's offset log is used up."""
     return 2 * _behind(query) >= query.policies.retained_offsets
 
 
 def _behind(query: Query) -> int:
-    """How many batches a restart would have to run again."""
+    """The number of batches that a restart would run again."""
     if not query.policies.checkpointing.backs_up:
         return 0
     return query.committed - _restartable(query)
 
 
 def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
-    """What the batch that is about to run is to capture."""
+    """The captures for the batch that is about to run."""
     query = turn.query
     mine = _mine(query)
     if mine.current is not None or query.batch is None or query.batch.version <= query.delivered:
@@ -208,12 +208,12 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
 
 
 def batch_failed(turn: Turn) -> None:
-    """What the batch captured is of no use."""
+    """A batch failed: its captures do not count."""
     _change(turn, ordered=frozenset())
 
 
 def look(turn: Turn) -> None:
-    """Take a checkpoint at rest, if one is wanted and no batch comes that could take it."""
+    """Capture between two batches, if a checkpoint is wanted and no batch comes."""
     query = turn.query
     mine = _mine(query)
     exhausted = _behind(query) >= query.policies.retained_offsets
@@ -223,7 +223,8 @@ def look(turn: Turn) -> None:
     if exhausted and mine.failures and mine.current is None and not query.policies.hold:
         turn.stop(
             f"checkpoints fail; the newest one is of version {_restartable(query)}, and Spark's "
-            f"log of offsets will not reach back to it after batch {query.committed}"
+            f"log of offsets will not reach back to it after batch {query.committed}. Check the "
+            "backup store, then start the query again"
         )
         return
     everything = frozenset(query.operators if mine.commands or exhausted else ())
@@ -259,7 +260,7 @@ def look(turn: Turn) -> None:
 
 
 def _hold(turn: Turn, exhausted: bool) -> None:
-    """A restart would have to run more batches again than Spark's log has, or no longer so."""
+    """Hold the stream before Spark's log loses offsets that a restart needs, or resume it."""
     published, committed = _restartable(turn.query), turn.query.committed
     kind = "stream held" if exhausted else "stream goes on"
     turn.tell(kind, published=published, committed=committed)
@@ -292,7 +293,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def review(turn: Turn) -> None:
-    """Have every slice protected whose backup was lost, or is on its own node."""
+    """Order a capture of every slice whose backup was lost, or is on its own node."""
     query = turn.query
     mine = _mine(query)
     if not query.policies.checkpointing.backs_up or query.committed == NO_VERSION:
@@ -305,7 +306,7 @@ def review(turn: Turn) -> None:
 
 
 def sent_is_lost(turn: Turn, senders: frozenset[str]) -> None:
-    """What operators sent is lost with a node: those behind them cannot replay it any more."""
+    """Rows that operators sent were lost with a node: capture the operators that received them."""
     query = turn.query
     if query.policies.checkpointing.backs_up and query.committed != NO_VERSION:
         behind = [n for n, plan in query.operators.items() if senders.intersection(plan.before)]
@@ -314,7 +315,7 @@ def sent_is_lost(turn: Turn, senders: frozenset[str]) -> None:
 
 
 def _is_protected(query: Query, each: Slice) -> bool:
-    """Whether a slice outlives its node, or nothing better can be had than what there is."""
+    """Whether a slice survives the loss of its node, or no better backup is possible."""
     safe = query.protected(each)
     if safe is not None and safe >= query.trimmed.get(each.operator, NO_VERSION):
         return True
@@ -324,7 +325,7 @@ def _is_protected(query: Query, each: Slice) -> bool:
 
 
 def interrupt(turn: Turn) -> None:
-    """State was lost: captures that are not stored yet may never be."""
+    """State was lost: captures that are in progress between two batches fail."""
     current = _mine(turn.query).current
     if current is not None and current.at_rest:
         turn.forget(Owner.CHECKPOINT)
@@ -333,7 +334,7 @@ def interrupt(turn: Turn) -> None:
 
 
 def abandon(turn: Turn, reason: str) -> None:
-    """The query goes back to an earlier version: nothing that is under way counts."""
+    """The query is rolled back: cancel the checkpoint in progress."""
     mine = _mine(turn.query)
     if mine.current is not None:
         turn.tell("checkpoint failed", version=mine.current.version, reason=reason)
@@ -412,7 +413,7 @@ def _fail(turn: Turn, reason: str) -> None:
 
 
 def _go_on(turn: Turn) -> None:
-    """The next step of the checkpoint under way, once all orders of the last one are answered."""
+    """Take the next step of the checkpoint, once all orders of the last step are answered."""
     query = turn.query
     mine = _mine(query)
     current = mine.current
@@ -430,7 +431,7 @@ def _go_on(turn: Turn) -> None:
         turn.order(Publish(whole), Owner.CHECKPOINT)
         return
     if whole is None and current.failure is None and current.operators == set(query.operators):
-        current = replace(current, failure="parts of it were lost before it was published")
+        current = replace(current, failure="some of its parts were lost before it was published")
     failures = 0 if current.failure is None else mine.failures + 1
     pause = query.now + min(failures, _LONGEST_PAUSE) * SECOND
     _change(turn, current=None, failures=failures, not_before=pause)
@@ -459,7 +460,7 @@ def _go_on(turn: Turn) -> None:
 
 
 def _end(turn: Turn, command: CommandId, done: Current) -> None:
-    """Answer a command; if its checkpoint failed, try another one first, as a node may be gone."""
+    """Answer a command. If its checkpoint failed, try another one first."""
     mine = _mine(turn.query)
     tries = {each: count for each, count in mine.tries.items() if each != command}
     failed = mine.tries.get(command, 0) + 1
@@ -471,7 +472,7 @@ def _end(turn: Turn, command: CommandId, done: Current) -> None:
 
 
 def _whole(query: Query, version: Version) -> Published | None:
-    """The manifest of a version, if all operators can be made at it from parts that can be had."""
+    """The manifest of a version, if all operators can be restored at it from readable parts."""
     parts = {}
     for name, plan in query.operators.items():
         usable, everything = query.usable(name), KeyGroups.all(plan.key_groups)
@@ -488,7 +489,7 @@ def _published(turn: Turn, published: Published) -> None:
 
 
 def _tidy(turn: Turn) -> None:
-    """Keep of older versions and parts what still serves, and chains short."""
+    """Delete older versions and parts that nothing needs, and merge long chains."""
     query = turn.query
     retain = query.policies.checkpointing.retain
     kept, old = query.published[-retain:], query.published[:-retain]
@@ -507,7 +508,7 @@ def _tidy(turn: Turn) -> None:
 
 
 def _needed(query: Query) -> set[str]:
-    """The names of parts that something still needs."""
+    """The names of the parts that are still needed."""
     needed = {p.name for manifest in query.published for of in manifest.parts.values() for p in of}
     anchors = query.anchors()
     for each in serving(query.slices.values()):

@@ -1,4 +1,4 @@
-"""What happens to a query, as its coordinator is told: everything it decides follows from these."""
+"""The events that the coordinator gets. All of its decisions follow from these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.units import Version
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A driver took the query over, and read what the one before had left."""
+    """A driver took the query over, and read its durable state."""
 
     facts: Facts
 
@@ -41,7 +41,7 @@ class BatchAsked:
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """What a task says of a slice after a batch."""
+    """The report of a task on a slice after a batch."""
 
     captured: Captured | None = None
     not_captured: str | None = None
@@ -55,7 +55,7 @@ class SliceReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch is done: state, results and commit."""
+    """A batch was committed: state, results and commit file are complete."""
 
     version: Version
     fence: int
@@ -69,7 +69,7 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class BatchLeft:
-    """Spark does not want the batch any more that it asked for; it does not run."""
+    """Spark has withdrawn the batch that it asked for, which did not run."""
 
     version: Version
 
@@ -80,7 +80,7 @@ class Cause(Enum):
     PROCESS_LOST = "a process was lost"
     STATE_MISSING = "a state table is missing"
     FENCED = "another driver has taken over"
-    ERROR = "an error that comes again"
+    ERROR = "an error that would occur again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An order was carried out."""
+    """An order was executed."""
 
     order: OrderId
     answer: object = None
@@ -105,7 +105,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An order was not carried out, or nobody knows whether it was."""
+    """An order failed, or its outcome is unknown."""
 
     order: OrderId
     reason: str = ""
@@ -123,7 +123,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The answer to Prepare and Inspect: what a node has."""
+    """The answer to Prepare and Inspect: the tables and parts on a node."""
 
     tables: Mapping[SliceId, frozenset[Version]]
     """Its tables, and the versions that each can be brought to."""
@@ -133,7 +133,7 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The user wants an operator over so many instances."""
+    """The user wants an operator to have this number of instances."""
 
     command: CommandId
     operator: str
@@ -156,7 +156,7 @@ class TakeCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """The user wants to see the state of an operator as it is between two batches."""
+    """The user wants to read the state of an operator between two batches."""
 
     command: CommandId
     operator: str
@@ -164,14 +164,14 @@ class ReadState:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The user does not want a command carried out any more."""
+    """The user has cancelled a command."""
 
     command: CommandId
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The moment of a Wake has come, or nothing else has happened for a while."""
+    """The time of a Wake has come, or no other event came for a while."""
 
 
 Command = Scale | Rebalance | TakeCheckpoint | ReadState

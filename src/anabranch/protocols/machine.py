@@ -1,7 +1,7 @@
 """One step of the coordinator: an event changes the query, and orders go out.
 
-The event is taken by whom it is for; then every protocol looks at what has become of the query and
-takes its next step. So no protocol waits for another by name, only for the query to be as it needs.
+The protocol that an event belongs to handles it. Then every protocol looks at the query and takes
+its next step. So no protocol waits for another one, only for a state of the query.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from anabranch.state.part import Part
 
 
 def step(query: Query, event: Event, now: int) -> tuple[Query, list[tuple[OrderId | None, Order]]]:
-    """The query after an event, and the orders that follow; those to be answered have a number."""
+    """The query after an event, and the orders that follow. Orders with an answer have a number."""
     turn = Turn(query)
     if now > query.now:
         turn.change(now=now)
@@ -105,7 +105,7 @@ def _fail_what_is_late(turn: Turn) -> None:
             host, seconds = node_of(waiting.order), (waiting.deadline - waiting.since) / SECOND
             what = f"the order to {type(waiting.order).__name__.lower()}"
             where = f" at node {host}" if host else ""
-            reason = f"{what}{where} was not answered in time, which is {seconds:.0f} s"
+            reason = f"{what}{where} was not answered within {seconds:.0f} s"
             _answer(turn, Failed(number, reason, unreachable=host))
 
 
@@ -115,7 +115,7 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
         return
     waiting = turn.query.outstanding.get(event.order)
     if waiting is None:
-        _drop_what_nobody_wants(turn, event)
+        _drop_unwanted(turn, event)
         return
     rest = {n: w for n, w in turn.query.outstanding.items() if n != event.order}
     turn.change(outstanding=rest)
@@ -131,8 +131,8 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
             turn.change(suspects=turn.query.suspects | {suspect.id})
 
 
-def _drop_what_nobody_wants(turn: Turn, event: Done | Failed) -> None:
-    """An answer came twice, or after nobody waited for it any more: leave no files behind."""
+def _drop_unwanted(turn: Turn, event: Done | Failed) -> None:
+    """Delete the files of an answer that came twice, or after its order was given up."""
     query = turn.query
     match event:
         case Done(answer=Captured(file, node=host)) if host in query.nodes:
@@ -177,7 +177,7 @@ def _lose(turn: Turn, host: Host) -> None:
 
 
 def _after_loss(turn: Turn, host: Host) -> None:
-    """Everything that needs a node that is gone begins again, or fails."""
+    """Start all operations again, or fail them, that need a lost node."""
     slices = serving(turn.query.slices.values())
     checkpoint.sent_is_lost(turn, frozenset(s.operator for s in slices if s.node == host))
     restart.node_lost(turn, host)

@@ -23,7 +23,7 @@ NO_GROUPS = KeyGroups()
 
 
 class Role(Enum):
-    """What a slice is for. Exactly one serving slice has each key group."""
+    """The use of a slice. Each key group has exactly one serving slice."""
 
     SERVING = "serving"
     ARRIVING = "arriving"
@@ -73,7 +73,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlan:
-    """What the protocols must know of a stateful operator."""
+    """The properties of a stateful operator that the protocols need."""
 
     name: str
     key_groups: int
@@ -81,7 +81,7 @@ class OperatorPlan:
     """The operators that send rows to it."""
 
     def check(self, instances: int) -> None:
-        """PlanError if the operator cannot be divided over so many instances."""
+        """Raise PlanError if the operator cannot have this number of instances."""
         Routing.even(self.key_groups, instances)
 
 
@@ -95,7 +95,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that is under way in a query: what is done now, why, and since when."""
+    """An operation in progress: its present step, its reason, and its start."""
 
     kind: str
     """``move``, ``merge``, ``checkpoint``, ``recovery`` or ``restart``."""
@@ -109,7 +109,7 @@ class Change:
 
 
 class _Reached(NamedTuple):
-    """What can be made of some parts."""
+    """The versions and groups that can be made of some parts."""
 
     versions: dict[Version, KeyGroups]
     ends: dict[str, KeyGroups]
@@ -138,7 +138,7 @@ class Inventory:
         return Inventory(part for part in self.parts if part.name not in names)
 
     def usable(self, backup: Backup, hosts: frozenset[Host]) -> frozenset[str]:
-        """The names of the parts that can be had from these nodes; a query has one backup only."""
+        """The names of the parts that can be read while only these nodes are alive."""
         found = self._usable.get(hosts)
         if found is None:
             found = frozenset(p.name for p in self.parts if backup.available(p, hosts))
@@ -146,7 +146,7 @@ class Inventory:
         return found
 
     def reach(self, usable: frozenset[str]) -> Mapping[Version, KeyGroups]:
-        """For each version the groups whose state at it can be made of parts with these names.
+        """For each version the groups that can be made at it of the parts with these names.
 
         >>> full = Part("f", "op", Version(3), None, KeyGroups.parse("0-7"))
         >>> more = Part("m", "op", Version(5), Version(2), KeyGroups.parse("0-3"))
@@ -180,7 +180,7 @@ class Inventory:
     def newest(
         self, groups: KeyGroups, usable: frozenset[str], upto: Version | None = None
     ) -> Version | None:
-        """The newest version at which all of these groups can be made, if there is one."""
+        """The newest version at which all of these groups can be made, if any."""
         for version, reached in sorted(self.reach(usable).items(), reverse=True):
             if (upto is None or version <= upto) and groups <= reached:
                 return version
@@ -189,7 +189,7 @@ class Inventory:
     def recipe(
         self, groups: KeyGroups, version: Version, usable: frozenset[str]
     ) -> tuple[Part, ...]:
-        """The parts to make these groups of at a version, oldest first; as few as possible."""
+        """The parts that make these groups at a version, oldest first, as few as possible."""
         ends = self._reached(usable).ends
         wanted: dict[tuple[Version, Version], KeyGroups] = {(version, version): groups}
         chosen: list[Part] = []
@@ -214,7 +214,7 @@ class Inventory:
         return tuple(reversed(chosen))
 
     def after(self, groups: KeyGroups, version: Version) -> tuple[Part, ...]:
-        """The parts that bring these groups on from a version, oldest first; as far as they go."""
+        """The parts that advance these groups from a version as far as possible, oldest first."""
         found, at = [], version
         for part in self.parts:
             if part.base is not None and part.base <= at < part.version and groups <= part.groups:
@@ -245,7 +245,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What lasts of a query: all that a driver needs to carry on where another one ended."""
+    """The durable state of a query: all that a driver needs to continue it."""
 
     routed: Mapping[str, Routed]
     slices: Mapping[SliceId, Slice] = field(default_factory=dict)
@@ -267,7 +267,7 @@ class Facts:
 
 
 def instances_of(slices: Iterable[Slice]) -> dict[str, list[int]]:
-    """The instances of each operator that slices belong to."""
+    """The instances that slices belong to, by operator."""
     found: dict[str, set[int]] = {}
     for each in slices:
         found.setdefault(each.operator, set()).add(each.instance)
@@ -275,7 +275,7 @@ def instances_of(slices: Iterable[Slice]) -> dict[str, list[int]]:
 
 
 def serving(slices: Iterable[Slice], operator: str | None = None) -> Iterator[Slice]:
-    """The slices that serve, of all operators or of one."""
+    """The serving slices of all operators or of one."""
     for each in slices:
         if each.role is Role.SERVING and operator in (None, each.operator):
             yield each

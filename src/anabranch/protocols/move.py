@@ -1,15 +1,15 @@
 """Moves: key groups go to other instances while the stream runs.
 
-Scale out, scale in and rebalance are moves. The groups that move are captured at their slices, and
-made into slices at their new nodes, which then catch up: by the rows that changed since, or by
-running the batches since. When they are a batch or two behind, the stream is held for what is left,
-and rows go to them from the next batch on. Until then nothing of the query has changed: a move that
-fails is begun again, and one that is given up leaves nothing behind. Groups that stay, stay in
-their tables; slices from which groups moved shed the rows later.
+Scale out, scale in and rebalance are moves. The groups that move are captured at their slices. New
+slices are made of the captures at the new nodes. They catch up by the rows that changed since, or
+by replaying the batches since. When they are at most two batches behind, the stream is held for the
+rest, and rows go to them from the next batch on. The query is unchanged until then: a move that
+fails starts again, and one that is given up leaves nothing behind. Groups that stay keep their
+tables. Slices that groups have left shed their rows later.
 
-The smallest slices of an instance that has too many are merged by a move as well: their groups go
-to a new slice on the same node. Nothing is routed in another way, and a slice that sheds may be
-among them, since the new one has no other rows than those that are served.
+If an instance has too many slices, a move merges the smallest ones: their groups go to a new slice
+on the same node. The routing does not change. A slice that sheds may be among them, since the new
+slice has only rows of groups that are served.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from anabranch.units import NO_VERSION, Version
 ATTEMPTS = 5
 _ROUNDS = 5
 _NEAR = 2
-"""So many batches behind is near enough to hold the stream."""
+"""The stream is held for a move whose slices are at most this many batches behind."""
 _PATIENCE = 5 * SECOND
-"""A capture waits so long for a batch to be taken with."""
+"""How long a capture waits for a batch."""
 _SHORT = SECOND // 5
-"""So long where Spark has no batch to run."""
+"""The same where Spark has no batch to run."""
 _PAUSE = SECOND // 2
 _MERGE_PAUSE = 60 * SECOND
-"""So long slices of an instance are not merged after it has failed."""
+"""The pause after a failed merge of slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeSlices:
-    """The smallest slices of an instance are to be one; no user's command, but treated like one."""
+    """Merge the smallest slices of an instance. Treated like a command of a user."""
 
     command: CommandId
     operator: str
@@ -71,7 +71,7 @@ class MergeSlices:
 
 
 class Phase(Enum):
-    """What a move waits for."""
+    """The steps of a move."""
 
     PREPARE = "waiting for nodes"
     CAPTURE = "capturing the groups that move"
@@ -91,7 +91,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move under way."""
+    """A move in progress."""
 
     event: Scale | Rebalance | MergeSlices
     operator: str
@@ -122,12 +122,12 @@ class Move:
 
     @property
     def command(self) -> CommandId:
-        """The command that it carries out."""
+        """The command that the move executes."""
         return self.event.command
 
     @property
     def change(self) -> Change:
-        """What is done now, why, and since when."""
+        """The present step, the reason, and the start."""
         match self.event:
             case Scale(instances=count):
                 kind, why = "move", f"scale to {count} instances"
@@ -152,36 +152,36 @@ class Move:
 
 
 def command(turn: Turn, event: Scale | Rebalance) -> None:
-    """Take a command: it is carried out at once, or after those that are under way."""
+    """Take a command, which runs at once, or after the commands in progress."""
     turn.change(waiting=(*turn.query.waiting, event))
 
 
 def give_up(turn: Turn, which: CommandId) -> None:
-    """Leave everything as it is."""
+    """Cancel a command. The query is unchanged."""
     waiting = tuple(each for each in turn.query.waiting if each.command != which)
     if waiting != turn.query.waiting:
         turn.change(waiting=waiting)
-        turn.end(which, "the command was given up by whoever gave it")
+        turn.end(which, "the command was cancelled by its caller")
     elif which in turn.query.moves:
         moving = turn.query.moves[which]
         _clear(turn, moving)
-        _end(turn, moving, "the command was given up by whoever gave it")
+        _end(turn, moving, "the command was cancelled by its caller")
 
 
 def abandon(turn: Turn, reason: str) -> None:
-    """The query goes back to an earlier version: nothing that is under way counts."""
+    """The query is rolled back: cancel all moves."""
     for moving in list(turn.query.moves.values()):
         _clear(turn, moving)
         _end(turn, moving, reason)
 
 
 def run(turn: Turn) -> None:
-    """Begin what waits, and take the next step of every move."""
+    """Begin waiting commands, and take the next step of every move."""
     query = turn.query
     if query.restart or query.recovery or query.suspects or query.stopped:
         return
     if not turn.query.moves and turn.query.now >= turn.query.merge_after:
-        _merge_where_crowded(turn)
+        _merge_small_slices(turn)
     while turn.query.waiting and not turn.query.moves:
         if isinstance(turn.query.waiting[0], Rebalance) and _nodes_are_coming(turn.query):
             break
@@ -195,25 +195,25 @@ def run(turn: Turn) -> None:
 
 
 def holds(query: Query) -> bool:
-    """Whether the stream waits for a move."""
+    """Whether the stream is held for a move."""
     return any(each.phase is Phase.HOLD for each in query.moves.values())
 
 
 def postpones_checkpoints(query: Query) -> bool:
-    """Whether a checkpoint now would come between a move and the changes it waits for."""
+    """Whether a checkpoint now would take the changes that a move waits for."""
     near = (Phase.FOLLOW, Phase.HOLD)
     return any(each.wants_capture or each.phase in near for each in query.moves.values())
 
 
 def needs(query: Query, operator: str) -> Iterator[Version]:
-    """What was sent to an operator after these versions is still needed."""
+    """The versions after which rows sent to an operator are still needed."""
     for each in query.moves.values():
         if each.operator == operator:
             yield each.begun
 
 
 def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
-    """What the batch that is about to run is to capture for moves."""
+    """The captures for moves in the batch that is about to run."""
     wanted: list[CaptureWanted] = []
     for moving in turn.query.moves.values():
         if moving.wants_capture and _can_capture(turn.query, moving):
@@ -223,7 +223,7 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
 
 
 def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
-    """A batch is committed: store what it captured for moves."""
+    """A batch was committed: store its captures for moves."""
     for moving in list(turn.query.moves.values()):
         if not moving.capturing:
             continue
@@ -234,7 +234,7 @@ def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
 
 
 def batch_failed(turn: Turn) -> None:
-    """What the batch captured is of no use; the next one is told to."""
+    """A batch failed: its captures do not count, and the next batch captures again."""
     for moving in list(turn.query.moves.values()):
         if moving.capturing:
             _put(turn, replace(moving, capturing=False))
@@ -263,7 +263,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def node_lost(turn: Turn, host: Host) -> None:
-    """A node is gone: moves that need it are begun again."""
+    """A node was lost: start the moves again that need it."""
     for moving in list(turn.query.moves.values()):
         sources = {turn.query.slices[source].node for source in moving.moved}
         if host in sources or any(each.node == host for each in moving.targets):
@@ -271,14 +271,14 @@ def node_lost(turn: Turn, host: Host) -> None:
 
 
 def interrupt(turn: Turn) -> None:
-    """Slices are lost, and others will be in their place: moves that need them begin again."""
+    """Slices were lost, and recovery replaces them: start the moves again that need them."""
     for moving in list(turn.query.moves.values()):
         if moving.moved.keys() & turn.query.suspects:
-            _again(turn, moving, "slices that it moves from were lost")
+            _again(turn, moving, "slices that it moves groups from were lost")
 
 
 def _nodes_are_coming(query: Query) -> bool:
-    """Whether there are nodes of which it is not known yet whether they can be used."""
+    """Whether the agents of some nodes have not answered yet."""
     return any(node.readiness is not Readiness.READY for node in query.nodes.values())
 
 
@@ -297,8 +297,8 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
     turn.end(event.command)
 
 
-def _merge_where_crowded(turn: Turn) -> None:
-    """Begin to merge the smallest slices of an instance that has too many."""
+def _merge_small_slices(turn: Turn) -> None:
+    """Merge the smallest slices of an instance that has too many."""
     query = turn.query
     for name, routed in query.routed.items():
         for instance in range(routed.routing.instances):
@@ -313,7 +313,7 @@ def _slices_of(query: Query, operator: str, instance: int) -> list[Slice]:
 
 
 def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
-    """Where the instances of an operator would be, were all placed anew."""
+    """The hosts of an operator's instances if all of them were placed again."""
     instances = {name: of.routing.instances for name, of in query.routed.items()}
     nodes = query.ready or frozenset(query.nodes)
     if not nodes:
@@ -324,7 +324,7 @@ def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
 def _step(turn: Turn, moving: Move) -> None:
     query = turn.query
     if moving.before not in (None, query.routed[moving.operator]):
-        _again(turn, moving, "a recovery divided the operator in another way")
+        _again(turn, moving, "a recovery changed the routing of the operator")
         return
     if any(waiting.command == moving.command for waiting in query.outstanding.values()):
         return
@@ -346,7 +346,7 @@ def _step(turn: Turn, moving: Move) -> None:
 
 
 def _prepare(turn: Turn, moving: Move) -> None:
-    """Decide where groups go."""
+    """Decide which groups move, and to which nodes."""
     query, name = turn.query, moving.operator
     now = query.routed[name]
     match moving.event:
@@ -397,7 +397,7 @@ def _make_empty(turn: Turn, moving: Move) -> None:
 def _divide(
     turn: Turn, operator: str, now: Routed, after: Routed
 ) -> tuple[tuple[Slice, ...], tuple[Transfer, ...]]:
-    """New slices for the groups that change their instance or its node, and where they are now."""
+    """New slices for the groups that change instance or node, and their present slices."""
     targets: list[Slice] = []
     transfers: list[Transfer] = []
     for instance, owned in enumerate(after.routing.owners):
@@ -417,9 +417,9 @@ def _divide(
 def _unite(
     turn: Turn, operator: str, instance: int
 ) -> tuple[tuple[Slice, ...], tuple[Transfer, ...]]:
-    """A new slice for the groups of the smallest slices of an instance, and where they are now.
+    """A new slice for the groups of the smallest slices of an instance, and their present slices.
 
-    Half as many slices as there may be are left, so that it is some time until there are too many.
+    Half of the allowed number of slices is left, so that the next merge is not soon.
     """
     query = turn.query
     most = query.policies.most_slices
@@ -436,7 +436,7 @@ def _unite(
 
 
 def _capture(turn: Turn, moving: Move) -> None:
-    """Capture with the next batch, or at rest if there is none for a while."""
+    """Capture with the next batch, or between two batches if none comes for a while."""
     query = turn.query
     if not moving.made and _before_the_first_batch(query):
         _make_empty(turn, moving)  # the batch that was to be captured with has failed
@@ -458,7 +458,7 @@ def _capture_at_rest(turn: Turn, moving: Move) -> None:
 
 
 def _captures(query: Query, moving: Move) -> list[CaptureWanted]:
-    """The groups that move, all rows or, once slices were made of these, those that changed."""
+    """Captures of the groups that move: all rows first, then the rows that changed."""
     return [
         CaptureWanted(
             source, groups, query.slices[source].base if moving.parts else None, clean=False
@@ -494,7 +494,7 @@ def _make(turn: Turn, moving: Move) -> None:
 
 
 def _follow(turn: Turn, moving: Move) -> None:
-    """Come near to the present while batches run."""
+    """Let the new slices catch up while batches run."""
     query = turn.query
     if moving.wants_capture and not _can_capture(query, moving):
         moving = replace(moving, wants_capture=False)
@@ -519,11 +519,11 @@ def _follow(turn: Turn, moving: Move) -> None:
 
 
 def _wants_warm_up(query: Query, moving: Move) -> bool:
-    """Whether to catch up first by running a batch, though changes may be known.
+    """Whether to replay a batch first, even if changes are known.
 
-    The first batch on a node loads classes and compiles the plan, for about as long as a batch
-    takes. A replay does this while the stream runs; where Spark has no batch, nobody waits for it.
-    If it fails, the next attempt is without it.
+    The first batch on a node loads classes and compiles the plan, which takes about as long as a
+    batch. A replay does this while the stream runs. It is left out if Spark has no batch for a
+    while, and in the next attempt if it fails.
     """
     serve = {each.node for each in serving(query.slices.values(), moving.operator)}
     patience = _SHORT if query.batch is None else _PATIENCE
@@ -538,7 +538,7 @@ def _wants_warm_up(query: Query, moving: Move) -> bool:
 
 
 def _finish(turn: Turn, moving: Move) -> None:
-    """Come to the present while the stream is held, and switch."""
+    """Apply the last changes while the stream is held, then switch the routing."""
     query = turn.query
     if query.running:
         return
@@ -559,12 +559,12 @@ def _finish(turn: Turn, moving: Move) -> None:
             _again(
                 turn,
                 moving,
-                "a batch ran meanwhile, and neither changes nor what was sent is kept",
+                "a batch ran meanwhile, and neither changes nor rows to replay are kept",
             )
 
 
 def _advance(turn: Turn, moving: Move) -> bool:
-    """Bring the targets on by parts that are stored; whether there are any."""
+    """Advance the new slices by stored parts. Whether there are any."""
     query = turn.query
     inventory, at = query.inventory[moving.operator], moving.at
     chains = {each: inventory.after(each.groups, at) for each in moving.transfers}
@@ -587,15 +587,15 @@ def _advance(turn: Turn, moving: Move) -> bool:
 
 
 def _can_capture(query: Query, moving: Move) -> bool:
-    """Whether what a move waits to capture is still of use to it.
+    """Whether a capture can still bring what the move waits for.
 
-    A checkpoint that comes between has the sources know only what changed since.
+    After a checkpoint in between, the source slices know only the changes since then.
     """
     return not moving.parts or _changes_known(query, moving)
 
 
 def _being_stored(query: Query, moving: Move) -> bool:
-    """Whether a checkpoint is storing what changed in the sources."""
+    """Whether a checkpoint is storing the changes of the source slices."""
     return any(
         isinstance(waiting.order, Store) and waiting.order.captured.slice in moving.moved
         for waiting in query.outstanding.values()
@@ -603,7 +603,7 @@ def _being_stored(query: Query, moving: Move) -> bool:
 
 
 def _changes_known(query: Query, moving: Move) -> bool:
-    """Whether the sources know what changed since the version of the targets."""
+    """Whether the source slices know the changes since the version of the new slices."""
     bases = [query.slices[source].base for source in moving.moved]
     return query.policies.checkpointing.tracks_changes and all(
         base is not None and base <= moving.at for base in bases
@@ -628,7 +628,7 @@ def _reached(turn: Turn, moving: Move, which: SliceId, version: Version, *, clea
 
 
 def _switch(turn: Turn, moving: Move) -> None:
-    """From the next batch on rows go to the new slices."""
+    """Route rows to the new slices from the next batch on."""
     query = turn.query
     assert moving.after is not None
     emptied = []
@@ -670,7 +670,7 @@ def _tell_scaled(turn: Turn, moving: Move) -> None:
 
 
 def _again(turn: Turn, moving: Move, reason: str) -> None:
-    """Begin a move again, from what is known now; after some attempts, leave it."""
+    """Start a move again, or give it up after the last attempt."""
     kind = "merge failed" if isinstance(moving.event, MergeSlices) else "scale failed"
     turn.tell(kind, operator=moving.operator, attempt=moving.attempts, reason=reason)
     _clear(turn, moving)
@@ -684,7 +684,7 @@ def _again(turn: Turn, moving: Move, reason: str) -> None:
 
 
 def _clear(turn: Turn, moving: Move) -> None:
-    """Leave nothing of a move behind."""
+    """Drop everything that a move has made."""
     for waiting in turn.forget(Owner.MOVE, command=moving.command):
         if isinstance(waiting.order, Store) and waiting.order.captured.node in turn.query.nodes:
             captured = waiting.order.captured

@@ -1,10 +1,9 @@
-"""Nodes come and go, and their agents with them.
+"""Nodes and their agents.
 
 A node is alive while it has an executor, and ready while its agent answers. Tasks run on nodes that
-are alive; everything else is asked of nodes that are ready. An agent that does not answer is
-replaced. A node whose agent cannot be replaced counts as lost, and is looked at again later. Orders
-and batches may take long, so a node that is slow with one is asked whether its agent answers at
-all; so is, less often, a node of which nothing is asked, as it may hold backups.
+are alive; orders go to nodes that are ready. An agent that does not answer is replaced. A node
+whose agent cannot be replaced is treated as lost, and tried again later. A node that takes long
+with an order or a batch is probed. An idle node is probed less often, as it may hold backups.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _TRIES = 3
 _PAUSE = 1 * SECOND
 _BANNED = 30 * SECOND
 _IDLE = 60 * SECOND
-"""A node that nothing is asked of is probed so often."""
+"""The interval of probes of idle nodes."""
 
 
 def add(turn: Turn, host: Host) -> None:
-    """A host has an executor: have an agent there too."""
+    """A host has an executor: start an agent there."""
     if host not in turn.query.nodes:
         _put(turn, Node(host))
         _prepare(turn, host)
 
 
 def remove(turn: Turn, host: Host) -> None:
-    """A node is gone. What it served may be gone with it."""
+    """A node was lost. The slices that it served may be lost too."""
     query = turn.query
     if host not in query.nodes:
         return
@@ -42,7 +41,7 @@ def remove(turn: Turn, host: Host) -> None:
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
-    """The answer of a node to Prepare, after which it drops what nobody needs, or to a probe."""
+    """The answer of a node to Prepare or to a probe. Unknown tables are then dropped."""
     match waiting.order, event:
         case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
             _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now))
@@ -74,21 +73,21 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
-    """Have tables dropped of which nothing is known any more."""
+    """Drop the tables on a node that belong to no slice."""
     strangers = found.tables.keys() - turn.query.slices.keys()
     if strangers and turn.query.restart is None:
         turn.send(Drop(host, tuple(sorted(strangers))))
 
 
 def unreachable(turn: Turn, host: Host) -> None:
-    """A node did not answer an order: replace its agent."""
+    """A node did not answer an order: replace its agent, unless it answers now."""
     node = turn.query.nodes.get(host)
     if node is not None and node.readiness is Readiness.READY:
         _prepare(turn, host)
 
 
 def look(turn: Turn) -> None:
-    """Try again where the time for it has come."""
+    """Try nodes again whose pause is over, and probe agents."""
     query = turn.query
     for node in list(query.nodes.values()):
         if node.readiness is Readiness.NEW and node.retry_at <= query.now:
@@ -102,7 +101,7 @@ def look(turn: Turn) -> None:
 
 
 def _probe(turn: Turn) -> None:
-    """Ask agents whether they answer: those that are slow with an order, now and then all."""
+    """Probe the agents that are slow with an order, and idle ones at longer intervals."""
     query = turn.query
     if query.now < query.probe_at or not query.nodes:
         return
@@ -127,7 +126,7 @@ def _probe(turn: Turn) -> None:
 
 
 def ask_for_more(turn: Turn) -> None:
-    """Ask for nodes when there are fewer than the placement wants."""
+    """Request nodes if there are fewer than the placement wants."""
     query = turn.query
     if query.restart is not None:
         return  # nothing is placed yet, and nodes become known one by one

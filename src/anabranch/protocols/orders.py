@@ -1,4 +1,4 @@
-"""What the coordinator has others do: a few verbs on slices and parts.
+"""The orders of the coordinator: a few verbs on slices and parts.
 
 Every order with an answer is answered by :class:`~anabranch.protocols.events.Done` or
 :class:`~anabranch.protocols.events.Failed` under its number. Answers may come late, twice or never.
@@ -23,7 +23,7 @@ SECOND = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CaptureWanted:
-    """Rows to write to a file with a batch: all of some groups, or those changed since a base."""
+    """Rows to write to a file with a batch: all rows of some groups, or changes since a base."""
 
     slice: SliceId
     groups: KeyGroups
@@ -64,7 +64,7 @@ class RunBatch:
 
 @dataclass(frozen=True, slots=True)
 class CancelBatch:
-    """End the jobs of a batch that cannot succeed; it is answered by the end of the batch."""
+    """Cancel the jobs of a batch that cannot succeed. The end of the batch is the answer."""
 
     version: Version
     fence: int
@@ -72,9 +72,9 @@ class CancelBatch:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make the table of a slice from parts, oldest first; without parts it is empty.
+    """Make the table of a slice from parts, oldest first. Without parts the table is empty.
 
-    A part counts only for those groups of the slice that are at a version which it follows on.
+    A part applies only to those groups of the slice that are at a version which it follows on.
     """
 
     slice: Slice
@@ -84,7 +84,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Bring the table of a slice from a version to a later one by the changes in parts."""
+    """Advance the table of a slice from a version to a later one by the changes in parts."""
 
     slice: Slice
     parts: tuple[Part, ...]
@@ -95,7 +95,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Run batches again that were sent before, on these slices alone, with outputs dropped."""
+    """Run earlier batches again on these slices alone, without outputs."""
 
     slices: tuple[Slice, ...]
     """Each from its own version on."""
@@ -107,7 +107,7 @@ class Replay:
 class Capture:
     """Write rows of a slice to a file between two batches; answered by Captured.
 
-    The fence keeps one that comes late from taking back what a later batch has done.
+    The fence keeps a late order from rolling back what a later batch has done.
     """
 
     wanted: CaptureWanted
@@ -118,9 +118,9 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Bring a captured file to its holders; answered by the part that it then is.
+    """Store a captured file at its holders; answered by the part.
 
-    Its name is one that no part had before: what nobody waits for any more is dropped by name.
+    The part gets a new name, so that a part whose order was given up can be deleted by its name.
     """
 
     captured: Captured
@@ -140,16 +140,16 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write the manifest that makes a version exist."""
+    """Write the manifest of a version."""
 
     published: Published
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Delete the manifests of these versions, then parts that only they named.
+    """Delete the manifests of these versions, then parts that only they named. It has no answer.
 
-    Nobody waits for it. In this order: no manifest ever names a part that is gone.
+    In this order no manifest ever names a deleted part.
     """
 
     versions: tuple[Version, ...]
@@ -158,9 +158,9 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Write down how operators are divided and where their slices are. Nobody waits for it.
+    """Write the routing of operators and the nodes of their slices. It has no answer.
 
-    Without it a restart makes all slices anew. Notes are written in the order they are given.
+    Without it a restart restores all slices. Notes are written in the order of their orders.
     """
 
     arrangement: int
@@ -170,16 +170,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have an agent on a node that refuses drivers before this one; answered by Inspected."""
+    """Start an agent on a node if none answers; it refuses earlier drivers. Gets Inspected."""
 
     host: Host
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """See what a node has; answered by Inspected.
+    """List the tables and parts on a node; answered by Inspected.
 
-    Versions are told of these slices alone: to look into a table takes as long as a batch has it.
+    Only the tables of these slices are opened, because that waits for a batch that uses them.
     """
 
     host: Host
@@ -188,9 +188,9 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """Take Spark back to a version, so that the batches up to the target are run again.
+    """Rewind Spark to a version, so that the batches up to the target run again.
 
-    One that comes after a batch, or another one, with a higher fence has begun is refused.
+    It is refused after a batch or another rewind with a higher fence has begun.
     """
 
     start: Version
@@ -206,7 +206,7 @@ Answered = (
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget tables and captured files of a node. Nobody waits for it."""
+    """Delete tables and captured files on a node. It has no answer."""
 
     host: Host
     slices: tuple[SliceId, ...] = ()
@@ -215,7 +215,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Let go of what was sent to an operator up to a version. Nobody waits for it."""
+    """Drop the kept rows that were sent to an operator up to a version. It has no answer."""
 
     operator: str
     upto: Version
@@ -223,21 +223,21 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class AskNodes:
-    """Ask the cluster manager for so many nodes in all. Nobody waits for it."""
+    """Request this number of nodes in all from the cluster manager. It has no answer."""
 
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Say that time has passed at this moment."""
+    """Send TimePassed at this time."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An event for the user: what happened to which thing, with figures."""
+    """Record an event for the user."""
 
     kind: str
     details: Mapping[str, object]
@@ -245,7 +245,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A command is carried out, or has failed for this reason."""
+    """End a command, with its result or the reason of its failure."""
 
     command: CommandId
     error: str | None = None
@@ -254,7 +254,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The query cannot go on, for this reason."""
+    """Stop the query, for this reason."""
 
     reason: str
     state_lost: bool = False

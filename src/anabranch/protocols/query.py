@@ -56,14 +56,14 @@ if TYPE_CHECKING:
     from anabranch.protocols.restart import Restart
 
 PROBE = 10 * SECOND
-"""A node that has not answered an order for so long is asked whether its agent answers at all."""
+"""A node that has not answered an order for this long is probed."""
 
 FENCES = 1 << 40
 """A fence is the driver's epoch times this, plus a number that grows."""
 
 
 class Owner(Enum):
-    """The protocol that an answer is for."""
+    """The protocol that handles an answer."""
 
     NODES = "nodes"
     CHECKPOINT = "checkpoint"
@@ -92,7 +92,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The batch that Spark wants to run, or runs."""
+    """The batch that Spark has asked for, or that runs."""
 
     version: Version
     attempts: int = 0
@@ -112,7 +112,7 @@ class Policies:
     backup: Backup
     placement: Placement
     parallelism: int = 1
-    """How many instances share what a lost one had."""
+    """How many instances take over the key groups of a lost one."""
     longest_chain: int = 10
     """Chains of parts longer than this are merged."""
     tolerate: int = 10
@@ -132,7 +132,7 @@ class Policies:
 
 @dataclass(frozen=True)
 class Query:
-    """All that is known of a running query; owned by one loop, which replaces it event by event."""
+    """The state of a running query. One loop owns it, and replaces it with every event."""
 
     operators: Mapping[str, OperatorPlan]
     """In the order of the stream."""
@@ -147,14 +147,14 @@ class Query:
     routed: Mapping[str, Routed] = field(default_factory=dict)
     slices: Mapping[SliceId, Slice] = field(default_factory=dict)
     arrangement: int = 0
-    """A number that is another one whenever other slices serve, or with other groups."""
+    """Changes whenever other slices serve, or slices serve other groups."""
     suspects: frozenset[SliceId] = frozenset()
     """Serving slices whose tables may be lost."""
     inventory: Mapping[str, Inventory] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
     committed: Version = NO_VERSION
     delivered: Version = NO_VERSION
-    """Results up to this version are in the sinks since before a restart."""
+    """The last version whose results were delivered before a restart."""
     oldest_offsets: int = 0
     trimmed: Mapping[str, Version] = field(default_factory=dict)
     batch: Batch | None = None
@@ -163,7 +163,7 @@ class Query:
     moves: Mapping[CommandId, Move] = field(default_factory=dict)
     waiting: tuple[Scale | Rebalance, ...] = ()
     merge_after: int = 0
-    """Slices of an instance are not merged before, as it has failed."""
+    """Slices are not merged before this time, after a merge has failed."""
     recovery: Recovery | None = None
     restart: Restart | None = None
     reads: tuple[Read, ...] = ()
@@ -181,7 +181,7 @@ class Query:
 
     @property
     def settled(self) -> bool:
-        """Whether the state is where the last committed batch left it, or is being recovered."""
+        """Whether the driver has taken the query over and no restart is in progress."""
         return self.taken_over is not None and self.restart is None
 
     @property
@@ -191,12 +191,12 @@ class Query:
 
     @property
     def oldest(self) -> int:
-        """The oldest batch whose offsets Spark's log still has for certain."""
+        """The oldest batch whose offsets are certainly still in Spark's log."""
         return max(self.oldest_offsets, self.committed + 1 - self.policies.retained_offsets)
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What every protocol does now, why, and since when."""
+        """The operations in progress, of all protocols."""
         found = [moving.change for moving in self.moves.values()]
         if self.recovery is not None:
             found.append(self.recovery.change)
@@ -214,13 +214,13 @@ class Query:
 
     @property
     def lost(self) -> tuple[Slice, ...]:
-        """Serving slices whose node is gone."""
+        """Serving slices whose node was lost."""
         return tuple(s for s in serving(self.slices.values()) if s.node not in self.nodes)
 
     def usable(self, operator: str, nodes: frozenset[Host] | None = None) -> frozenset[str]:
-        """The names of an operator's parts that can be had from nodes, all that are alive if None.
+        """The names of an operator's parts that can be read from nodes; None: from all alive nodes.
 
-        A node that is alive counts though its agent may be starting just now.
+        An alive node counts even while its agent is starting.
         """
         hosts = frozenset(self.nodes) if nodes is None else nodes
         return self.inventory[operator].usable(self.policies.backup, hosts)
@@ -232,10 +232,10 @@ class Query:
         return any(part.name == each.name for parts in known for each in parts)
 
     def anchors(self) -> dict[SliceId, Version]:
-        """For each serving slice the version from which it would be brought back.
+        """For each serving slice the version from which it would be recovered.
 
-        What an operator sends may be lost with it, so it is not brought back from a later version
-        than those behind it.
+        Rows that an operator sends may be lost with it. So it is not recovered from a later version
+        than the operators that receive them.
         """
         anchors: dict[SliceId, Version] = {}
         oldest: dict[str, Version] = {}
@@ -250,12 +250,12 @@ class Query:
         return anchors
 
     def protected(self, each: Slice) -> Version | None:
-        """The newest version of a slice that outlives its own node, if there is one."""
+        """The newest version of a slice that survives the loss of its own node, if any."""
         safe = self.usable(each.operator, frozenset(self.nodes.keys() - {each.node}))
         return self.inventory[each.operator].newest(each.groups, safe)
 
     def holders(self, each: Slice) -> tuple[Host, ...]:
-        """Where parts of a slice are to be stored."""
+        """The nodes that store the parts of a slice."""
         nodes = self.ready or frozenset(self.nodes)
         before = self.operators[each.operator].before
         senders = {s.node for s in serving(self.slices.values()) if s.operator in before} & nodes
@@ -263,7 +263,7 @@ class Query:
         return self.policies.backup.holders(each.node, key, nodes, senders)
 
     def validate(self) -> None:
-        """Raise if the state contradicts itself."""
+        """Raise AssertionError if an invariant of the state is violated."""
         if self.restart is not None:
             return
         for name, plan in self.operators.items():
@@ -279,14 +279,14 @@ class Query:
 
 
 class Turn:
-    """The change of a query by one event: the query as it becomes, and the orders that go out."""
+    """The change of a query by one event: the changed query, and the orders that go out."""
 
     def __init__(self, query: Query) -> None:
         self.query = query
         self.orders: list[tuple[OrderId | None, Order]] = []
 
     def change(self, **fields: Any) -> None:
-        """Give fields of the query other values."""
+        """Change fields of the query."""
         # dataclasses.replace asks for every field; a step makes this change a few times.
         if not fields.keys() <= self.query.__dict__.keys():
             raise TypeError(f"a query has no {sorted(fields.keys() - self.query.__dict__.keys())}")
@@ -295,16 +295,16 @@ class Turn:
         self.query = changed
 
     def number(self) -> int:
-        """A number that was not given before."""
+        """A number that was not used before."""
         self.change(numbers=self.query.numbers + 1)
         return self.query.numbers
 
     def fence(self) -> int:
-        """A fence above all before it, those of earlier drivers included."""
+        """A fence greater than all before it, those of earlier drivers included."""
         return self.query.epoch * FENCES + self.number()
 
     def slice_id(self) -> SliceId:
-        """An id that no slice had before."""
+        """A new id of a slice."""
         return SliceId(f"{self.query.epoch}-{self.number()}")
 
     def order(self, order: Answered, owner: Owner, command: CommandId | None = None) -> OrderId:
@@ -320,22 +320,22 @@ class Turn:
         return number
 
     def probe_soon(self) -> None:
-        """See to it that nodes which are slow with something are probed."""
+        """Make sure that slow nodes are probed soon."""
         probe = self.query.now + PROBE
         if not self.query.now < self.query.probe_at <= probe:
             self.change(probe_at=probe)
             self.send(Wake(probe))
 
     def send(self, order: Order) -> None:
-        """Give an order that nobody waits for."""
+        """Give an order that has no answer."""
         self.orders.append((None, order))
 
     def tell(self, kind: str, **details: object) -> None:
-        """Let the user know."""
+        """Record an event for the user."""
         self.send(Tell(kind, details))
 
     def stop(self, reason: str, *, state_lost: bool = False) -> None:
-        """End the query, and every command that was not carried out yet."""
+        """End the query, and every command in progress."""
         query = self.query
         if query.stopped is not None:
             return
@@ -348,12 +348,12 @@ class Turn:
         self.send(Stop(reason, state_lost))
 
     def end(self, command: CommandId, error: str | None = None, result: object = None) -> None:
-        """Let who gave a command know how it ended."""
+        """End a command with a result or an error."""
         if command >= 0:  # the others are the query's own
             self.send(End(command, error, result))
 
     def forget(self, *owners: Owner, command: CommandId | None = None) -> list[Outstanding]:
-        """Do not wait any more for the answers that a protocol waits for; what they would be."""
+        """Give up the outstanding orders of protocols, and return them."""
         mine = {
             number: waiting
             for number, waiting in self.query.outstanding.items()
@@ -365,11 +365,11 @@ class Turn:
         return list(mine.values())
 
     def put(self, *slices: Slice) -> None:
-        """Add slices, or put them in the place of those with the same ids."""
+        """Add slices, or replace those with the same ids."""
         self.change(slices={**self.query.slices, **{each.id: each for each in slices}})
 
     def remove(self, ids: frozenset[SliceId]) -> None:
-        """Forget slices, and have their nodes drop the tables."""
+        """Remove slices, and drop their tables on their nodes."""
         kept = {i: s for i, s in self.query.slices.items() if i not in ids}
         for host in sorted({s.node for i, s in self.query.slices.items() if i in ids}):
             if host in self.query.nodes:
@@ -378,13 +378,13 @@ class Turn:
         self.change(slices=kept, suspects=self.query.suspects - ids)
 
     def arrange(self, routed: Mapping[str, Routed]) -> None:
-        """Note that other slices serve from now on."""
+        """Record that other slices serve from now on."""
         self.change(routed=routed, arrangement=self.fence())
         slices = tuple(serving(self.query.slices.values()))
         self.send(Note(self.query.arrangement, routed, slices))
 
     def forget_parts(self, host: Host, has: frozenset[str]) -> None:
-        """Note that a node does not hold any other parts than these."""
+        """Record that a node holds only these parts."""
 
         def keep(part: Part) -> Part | None:
             if host not in part.holders or part.name in has:
@@ -405,7 +405,7 @@ class Turn:
         self.change(inventory=inventory, published=tuple(published))
 
     def forget_part(self, name: str) -> None:
-        """Note that a part cannot be read."""
+        """Record that a part cannot be read."""
         inventory = {
             operator: of.without({name}) if any(p.name == name for p in of.parts) else of
             for operator, of in self.query.inventory.items()
@@ -414,7 +414,7 @@ class Turn:
         self.tell("part damaged", part=name)
 
     def add_part(self, part: Part) -> None:
-        """Note that a part is at its holders."""
+        """Record that a part is at its holders."""
         inventory = self.query.inventory
         self.change(
             inventory={**inventory, part.operator: inventory[part.operator].with_part(part)}
@@ -422,7 +422,7 @@ class Turn:
 
 
 def node_of(order: Answered) -> Host | None:
-    """The node that carries an order out, if it is one."""
+    """The node that executes an order, if a node does."""
     match order:
         case Make(slice) | Advance(slice) | Capture(_, slice) | Merge(slice):
             return slice.node

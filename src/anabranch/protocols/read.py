@@ -1,6 +1,6 @@
-"""Reads: the user sees the state of an operator as it is between two batches.
+"""Reads: the user reads the state of an operator between two batches.
 
-The rows of its slices are captured while the stream is held, and handed out as files on the nodes.
+The rows of its slices are captured while the stream is held. The answer names the captured files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read that waits or is under way."""
+    """A read that waits or is in progress."""
 
     command: CommandId
     operator: str
@@ -28,17 +28,17 @@ class Read:
 
 
 def want(turn: Turn, event: ReadState) -> None:
-    """Read an operator as soon as no batch runs and its state is whole."""
+    """Read an operator as soon as no batch runs and all of its state is there."""
     turn.change(reads=(*turn.query.reads, Read(event.command, event.operator)))
 
 
 def holds(query: Query) -> bool:
-    """Whether the stream waits for a read."""
+    """Whether the stream is held for a read."""
     return bool(query.reads)
 
 
 def look(turn: Turn) -> None:
-    """Capture for the reads that wait, if the state is to be seen now."""
+    """Capture for the waiting reads, if no batch runs and all state is there."""
     query = turn.query
     if query.running or query.suspects or query.recovery or query.restart or query.stopped:
         return

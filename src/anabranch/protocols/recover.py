@@ -1,12 +1,12 @@
-"""Recovery: slices that are lost are made elsewhere from parts, and run again what they missed.
+"""Recovery: lost slices are made on other nodes from parts, and replay the batches they missed.
 
-The stream waits. Slices that may be lost are inspected first, where their node is there; those that
-are whole go on. New slices are made under new ids, so nothing that is whole is ever overwritten,
-and a recovery that fails half way is begun again from the start. Only when all new slices are at
-the last committed version does the routing change.
+The stream is held. Slices that may be lost are inspected first, if their node is there; undamaged
+ones continue. New slices get new ids, so no undamaged table is ever overwritten, and a recovery
+that fails starts again from the beginning. The routing changes only when all new slices are at the
+last committed version.
 
-Where the parts of a lost slice are lost too, or what was sent to it, the query goes back to a
-published version: see :mod:`anabranch.protocols.restart`.
+If the parts of a lost slice are lost too, or the rows that were sent to it, the query is rolled
+back to a published version: see :mod:`anabranch.protocols.restart`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PAUSE = SECOND // 2
 
 
 class Phase(Enum):
-    """What a recovery waits for."""
+    """The steps of a recovery."""
 
     INSPECT = "inspecting tables"
     PREPARE = "waiting for nodes"
@@ -52,12 +52,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A recovery under way."""
+    """A recovery in progress."""
 
     since: int
     phase: Phase = Phase.INSPECT
     lost: frozenset[SliceId] = frozenset()
-    """The slices that are made anew."""
+    """The new slices."""
     made: tuple[Slice, ...] = ()
     """The new slices in their place."""
     routed: Mapping[str, Routed] = field(default_factory=dict)
@@ -68,14 +68,14 @@ class Recovery:
 
     @property
     def change(self) -> Change:
-        """What is done now, why, and since when."""
+        """The present step, the reason, and the start."""
         what = ", ".join(sorted({each.operator for each in self.made})) or "slices"
         why = f"{len(self.lost)} slices are lost" if self.lost else "slices may be lost"
         return Change("recovery", what, why, self.phase.value, self.since)
 
 
 def run(turn: Turn) -> None:
-    """Begin a recovery if slices may be lost, and take the next step of one under way."""
+    """Begin a recovery if slices may be lost, or take the next step of the present one."""
     query = turn.query
     if query.restart or query.stopped or query.running:
         return
@@ -113,7 +113,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def node_lost(turn: Turn, host: Host) -> None:
-    """A node is gone: if the recovery needs it, begin again."""
+    """A node was lost: start the recovery again if it needs the node."""
     recovery = turn.query.recovery
     if recovery is None:
         return
@@ -130,7 +130,7 @@ def _inspect(turn: Turn) -> None:
 
 
 def _again(turn: Turn, reason: str, replays: int = 0) -> None:
-    """Begin again, from what is known now."""
+    """Start the recovery again."""
     recovery = turn.query.recovery
     assert recovery is not None
     turn.tell("recovery failed", reason=reason, step=recovery.phase.value)
@@ -146,7 +146,7 @@ def _again(turn: Turn, reason: str, replays: int = 0) -> None:
 
 
 def _plan(turn: Turn) -> None:
-    """Decide where lost slices are to be, and of what they can be made."""
+    """Decide on which nodes lost slices are made, and from which version."""
     query, recovery = turn.query, turn.query.recovery
     assert recovery is not None
     lost = [query.slices[i] for i in sorted(query.suspects)]
@@ -159,7 +159,8 @@ def _plan(turn: Turn) -> None:
     if not query.ready:
         if query.now >= recovery.since + _NODES:
             turn.stop(
-                "there has been no node for two minutes; start executors, and the query again"
+                "there has been no node for two minutes; start executors, then start the query "
+                "again"
             )
         turn.send(Wake(recovery.since + _NODES))
         return
@@ -179,7 +180,7 @@ def _plan(turn: Turn) -> None:
 
 
 def _holders(query: Query) -> frozenset[Host]:
-    """All nodes that have parts, or had when they were here."""
+    """All nodes that hold parts, lost ones included."""
     parts = (part for of in query.inventory.values() for part in of.parts)
     return frozenset(query.nodes).union(*(part.holders for part in parts))
 
@@ -187,8 +188,9 @@ def _holders(query: Query) -> frozenset[Host]:
 def _versions(query: Query, lost: list[Slice], nodes: frozenset[Host]) -> dict[str, Version] | None:
     """The version at which the lost slices of each operator can be made, if all can.
 
-    What an operator sends is run again where it is lost as well, so it must not be made at a later
-    version than a lost one behind it. What was sent up to the version must not be needed.
+    If an operator and one that receives its rows are both lost, the first makes these rows again.
+    So it must not be made at a later version than the second. Rows sent up to the version must
+    not be needed.
     """
     versions: dict[str, Version] = {}
     for name in reversed(list(query.operators)):
@@ -277,7 +279,7 @@ def _of(query: Query, operator: str, instance: int) -> list[Slice]:
 def _place(
     query: Query, routed: dict[str, Routed], lost: list[Slice]
 ) -> dict[str, tuple[Host, ...]]:
-    """Where instances are to run: an instance of which a part is whole stays where it is."""
+    """The hosts of instances. An instance with an undamaged slice stays on its node."""
     placement = query.policies.placement
     instances = {name: of.routing.instances for name, of in routed.items()}
     gone = {s.node for s in lost if s.node not in query.nodes}
@@ -332,4 +334,6 @@ def _switch(turn: Turn) -> None:
 def _go_back(turn: Turn) -> None:
     turn.forget(Owner.RECOVERY)
     turn.change(recovery=None)
-    restart.begin(turn, "state and its backups were lost")
+    restart.begin(
+        turn, "lost slices cannot be recovered: their backups or the rows to replay are lost too"
+    )

@@ -1,9 +1,9 @@
-"""Restart: a driver takes a query over, or takes it back to a published version.
+"""Restart: a driver takes a query over, or rolls it back to a published version.
 
-A new driver goes on with the tables that are in place, if all are, at the last committed version.
-Otherwise all slices are made anew from the newest published version that is whole, and Spark runs
-the batches after it again, with results that were delivered before left alone. A damaged version is
-passed over. Nodes that hold newer parts are waited for, for a while.
+A new driver uses the tables in place, if all of them are at the last committed version. Otherwise
+all slices are restored from the newest complete published version. Spark then runs the later
+batches again; results that were delivered before are not delivered again. A damaged version is
+skipped. A restart waits up to 30 seconds for nodes that have newer parts.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ _COMING = 30 * SECOND
 _HOLDERS = 30 * SECOND
 """So long nodes are waited for that hold parts of newer versions."""
 _NODES = 120 * SECOND
-"""So long any node is waited for."""
+"""How long a restart waits for the first node."""
 _PAUSE = SECOND // 2
 
 
 class Phase(Enum):
-    """What a restart waits for."""
+    """The steps of a restart."""
 
     NODES = "waiting for nodes"
     INSPECT = "inspecting tables"
     CHOOSE = "choosing a published version"
     MAKE = "making slices from parts"
-    REWIND = "taking Spark back"
+    REWIND = "rewinding Spark's logs"
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A restart under way."""
+    """A restart in progress."""
 
     since: int
     target: Version
-    """Everything up to here was committed."""
+    """The last version that was committed."""
     phase: Phase
     why: str = "a driver took the query over"
     found: Mapping[SliceId, frozenset[Version]] = field(default_factory=dict)
-    """The tables in place, and the versions that they can be brought to."""
+    """The tables in place, and the versions that they can be rolled back to."""
     damaged: frozenset[Version] = frozenset()
-    """Published versions that cannot be used."""
+    """Published versions that cannot be read."""
     start: Version = NO_VERSION
     made: tuple[Slice, ...] = ()
     routed: Mapping[str, Routed] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Restart:
 
     @property
     def change(self) -> Change:
-        """What is done now, why, and since when."""
+        """The present step, the reason, and the start."""
         what = f"version {self.start}" if self.made else f"up to version {self.target}"
         return Change("restart", what, self.why, self.phase.value, self.since)
 
 
 def take_over(turn: Turn, facts: Facts) -> None:
-    """A driver begins with what another one left."""
+    """Begin the restart of a driver, from the durable state of the query."""
     query = turn.query
     inventory = _inventory(query, facts.published)
     target = Version(max(facts.committed, facts.delivered))
@@ -103,12 +103,12 @@ def take_over(turn: Turn, facts: Facts) -> None:
 
 
 def begin(turn: Turn, reason: str) -> None:
-    """Take a running query back to a published version."""
+    """Roll a running query back to a published version."""
     query = turn.query
     turn.tell("going back", reason=reason, committed=query.committed)
     target = Version(max(query.committed, query.delivered))
     turn.forget(Owner.RECOVERY, Owner.CHECKPOINT, Owner.MERGE, Owner.MOVE)
-    why = f"the query went back to an earlier version: {reason}"
+    why = f"the query was rolled back to an earlier version: {reason}"
     move.abandon(turn, why)
     checkpoint.abandon(turn, why)
     turn.change(restart=Restart(query.now, target, Phase.CHOOSE, reason), recovery=None)
@@ -126,7 +126,8 @@ def run(turn: Turn) -> None:
     if not query.ready:
         if query.now >= restart.since + _NODES:
             turn.stop(
-                "there has been no node for two minutes; start executors, and the query again"
+                "there has been no node for two minutes; start executors, then start the query "
+                "again"
             )
         turn.send(Wake(restart.since + _NODES))
         return
@@ -167,7 +168,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def node_lost(turn: Turn, host: Host) -> None:
-    """A node is gone: if slices were being made there, begin again."""
+    """A node was lost: start again if slices were being made there."""
     restart = turn.query.restart
     if restart is not None and any(each.node == host for each in restart.made):
         _again(turn, f"node {host} was lost")
@@ -206,7 +207,7 @@ def _look_for_tables(turn: Turn) -> None:
 
 
 def _use_tables(turn: Turn) -> None:
-    """Go on with the tables in place, if all are there, or else make them anew."""
+    """Use the tables in place, if all are there. Otherwise restore them."""
     query, restart = turn.query, turn.query.restart
     assert restart is not None
     whole = all(
@@ -255,7 +256,7 @@ def _choose(turn: Turn) -> None:
 
 
 def _newest(query: Query, restart: Restart, nodes: frozenset[Host] | None) -> Published | None:
-    """The newest version that nodes can give; None for nodes: any that may yet come."""
+    """The newest version whose parts these nodes have; with None, any nodes that may yet come."""
     for published in reversed(query.published):
         if published.version > restart.target or published.version in restart.damaged:
             continue
@@ -341,7 +342,7 @@ def _finish(turn: Turn) -> None:
 
 
 def _inventory(query: Query, published: tuple[Published, ...]) -> dict[str, Inventory]:
-    """The parts that published versions name, each once."""
+    """The parts in published versions, each once."""
     return {
         name: Inventory({p.name: p for each in published for p in each.parts[name]}.values())
         for name in query.operators

@@ -1,1 +1,1 @@
-"""Building a query, checking it, and holding on to it while it runs."""
+"""Queries: building them, checking them, and controlling them while they run."""

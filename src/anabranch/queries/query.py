@@ -1,4 +1,4 @@
-"""A query that has not been started: its plan, and the button."""
+"""A query before its start: the plan, and :meth:`Query.start`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from anabranch.units import Duration, microseconds
 
 
 def query(*queries: Query) -> Query:
-    """Put several sinks into one query, which commits all of them together."""
+    """Combine several sinks into one query, which commits all of them together."""
     if not queries:
         raise PlanError("query() needs at least one stream that ends in a sink")
     return Query(tuple(output for each in queries for output in each.outputs))
 
 
 class Query:
-    """One or more sinks and everything that feeds them. Nothing runs before :meth:`start`."""
+    """One or more sinks and all steps before them. Nothing runs before :meth:`start`."""
 
     def __init__(self, outputs: tuple[Output, ...]) -> None:
         self.outputs = outputs
@@ -51,21 +51,23 @@ class Query:
         tls: Tls | None = None,
         name: str | None = None,
     ) -> RunningQuery:
-        """Check the plan and start it, or carry on where it was stopped or killed.
+        """Check the plan and start it, or resume the query where it was stopped or killed.
 
-        ``folder`` remembers everything about the query: its progress and, unless ``backup`` says
-        otherwise, its checkpoints. A path, or the URI of an object store.
+        ``folder`` is the checkpoint folder: a path, or the URI of an object store. It has the
+        progress of the query and, unless ``backup`` names another store, its checkpoints.
 
-        ``checkpointing`` says when state is saved (default: what changed, every 5 seconds).
-        ``instances`` is how many tasks share each operator (default: Spark's parallelism); it may
-        change from one start to the next. ``every`` starts a batch at fixed times instead of as
-        soon as the one before is done; ``available_now`` stops after what is there now.
-        On a cluster ``backup`` may be :class:`~anabranch.Upstream`, ``placement`` says how many
-        nodes are kept idle, ``movement`` over how many instances a lost one is recovered, and
-        ``tls`` encrypts what nodes send to each other.
+        ``checkpointing`` says when state is saved (default: changed rows, every 5 seconds).
+        ``instances`` is the number of tasks of each operator (default: Spark's parallelism); it
+        may change from one start to the next. ``every`` starts batches at fixed intervals instead
+        of as soon as the previous batch ends. ``available_now`` stops the query after the rows
+        that are available at the start.
 
-        ``state_folder`` is where state lives while the query runs: in shared memory if not given;
-        give a folder on a disk for state that is larger than memory.
+        On a cluster ``backup`` may be :class:`~anabranch.Upstream`. ``placement`` says how many
+        nodes are kept idle, ``movement`` how lost state is recovered, and over how many instances.
+        ``tls`` encrypts the traffic between nodes.
+
+        ``state_folder`` is the folder of live state. The default is in shared memory; give a
+        folder on a disk for state that is larger than memory.
         """
         plan = Plan(self.outputs)
         if every is not None and available_now:

@@ -1,4 +1,4 @@
-"""A query that runs: watching it, asking it, stopping it."""
+"""A running query: watching it, reading its state, scaling it, stopping it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RunningQuery:
     def start(
         cls, plan: Plan, bounds: Mapping[Stateful, Bound], spark: SparkSession, settings: Settings
     ) -> RunningQuery:
-        """Take the query over, recover its state, and let it run."""
+        """Take the query over, restore its state, and run it."""
         query = cls(plan, bounds, spark, settings)
         try:
             query._parts.begin()
@@ -80,7 +80,7 @@ class RunningQuery:
 
     @property
     def spark_query(self) -> StreamingQuery:
-        """Spark's handle of the query; its progress also reaches Spark's listeners."""
+        """Spark's handle of the query. Its progress also reaches Spark's listeners."""
         return self._parts.stream.spark_query
 
     @property
@@ -92,28 +92,28 @@ class RunningQuery:
 
     @property
     def exception(self) -> AnabranchError | None:
-        """Why the query failed, if it did."""
+        """The error that ended the query, if it failed."""
         return self._failure
 
     @property
     def version(self) -> Version:
-        """The last committed micro-batch."""
+        """The number of the last committed micro-batch."""
         return self._parts.batches.committed
 
     @property
     def progress(self) -> Progress | None:
-        """The last committed batch."""
+        """Figures of the last committed batch."""
         recent = self.recent_progress
         return recent[-1] if recent else None
 
     @property
     def recent_progress(self) -> list[Progress]:
-        """The last hundred batches, oldest first."""
+        """Figures of the last hundred batches, oldest first."""
         return list(self._parts.batches.recent)
 
     @property
     def latency(self) -> Latency:
-        """Percentiles of the time that recent batches took."""
+        """Percentiles of the durations of recent batches."""
         return Latency.over(self.recent_progress)
 
     def explain(self) -> str:
@@ -121,11 +121,11 @@ class RunningQuery:
         return self._parts.program.plan.tree()
 
     def state(self, operator: str) -> DataFrame:
-        """The state of an operator as it is after the last committed batch.
+        """The state of an operator after the last committed batch.
 
-        Key columns, ``key_group``, and the state's columns. The rows are copied between two
-        batches, so the stream waits for the copy; read a checkpoint with
-        ``spark.read.format("anabranch.state")`` where that would be too long.
+        Its columns are the key columns, ``key_group``, and the columns of the state. The rows are
+        copied between two batches, and the stream waits for the copy. Where that takes too long,
+        read a checkpoint with ``spark.read.format("anabranch.state")``.
         """
         rows = spark_rows(self.state_table(operator))
         return self._spark.createDataFrame(rows, spark_schema(rows.schema))
@@ -140,7 +140,7 @@ class RunningQuery:
         return state_rows([read(each, name=operator) for each in data])
 
     def memory(self, name: str) -> DataFrame:
-        """The rows that have come into the memory sink of this name."""
+        """The rows in the memory sink of this name."""
         rows = self.memory_table(name)
         return self._spark.createDataFrame(rows, spark_schema(rows.schema))
 
@@ -152,20 +152,20 @@ class RunningQuery:
         raise PlanError(f"the query has no memory sink {name!r}; add one with to_memory({name!r})")
 
     def checkpoint(self) -> Version:
-        """Save all state now and wait until it is stored. Returns the version saved.
+        """Take a checkpoint of all state now, and wait until it is stored. Returns its version.
 
-        If it fails, as when a node is lost meanwhile, it is begun again twice before this raises.
+        It is tried three times before this raises, as it fails when a node is lost meanwhile.
         """
         self._check_outside("checkpoint()")
         _, saved = self._parts.loop.command(TakeCheckpoint)
         return Version(saved.result())
 
     def scale(self, operator: str, instances: int, *, wait: bool = True) -> Future[Any]:
-        """Divide an operator over another number of instances while the stream goes on.
+        """Change the number of instances of an operator while the stream runs.
 
-        Returns when rows are sent to the new instances. With ``wait=False`` it returns at once:
-        the future that it returns is done when they are, and :attr:`changes` says which step the
-        scale is at. If it fails, the query goes on as before.
+        Returns when rows are routed to the new instances. With ``wait=False`` it returns a future
+        at once, and :attr:`changes` shows the step of the scale. If the scale fails, the query
+        runs on with its present instances.
         """
         self._check_operator(operator)
         self._check_outside("scale()")
@@ -176,7 +176,7 @@ class RunningQuery:
         return done
 
     def rebalance(self) -> None:
-        """Spread instances over the nodes that there are now, such as ones that have come back."""
+        """Spread instances evenly over the present nodes, for example after new ones joined."""
         self._check_outside("rebalance()")
         _, done = self._parts.loop.command(Rebalance)
         done.result()
@@ -200,20 +200,20 @@ class RunningQuery:
 
     @property
     def events(self) -> list[Event]:
-        """What has happened to the query in this run: failures, recoveries, checkpoints, ..."""
+        """The events of this run: failures, recoveries, checkpoints, and so on."""
         return list(self._parts.events.recent)
 
     @property
     def changes(self) -> list[Change]:
-        """What is under way now: moves, merges, checkpoints, a recovery, a restart.
+        """Operations in progress: moves, merges, checkpoints, a recovery, a restart.
 
-        Empty while the query does nothing but run batches. What is over is in :attr:`events`.
+        Empty while the query only runs batches. Operations that have ended are in :attr:`events`.
         """
         now = microseconds_now()
         return [Change.of(change, now) for change in self._parts.loop.query.changes]
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the query ends, or for so many seconds. Raises if it failed.
+        """Wait until the query ends, or for at most ``timeout`` seconds. Raises if it failed.
 
         Returns whether it has ended.
         """
@@ -223,7 +223,7 @@ class RunningQuery:
         return ended
 
     def process_all_available(self) -> None:
-        """Wait until everything that is in the sources now has been committed. For tests."""
+        """Wait until all rows that are in the sources now are committed. For tests."""
         while not self._ended.is_set():
             query = self.spark_query
             try:
@@ -240,13 +240,13 @@ class RunningQuery:
             raise self._failure
 
     def stop(self) -> None:
-        """End the query after the batch it is in, and save its state.
+        """End the query after the batch in progress, and save its state.
 
-        Its memory is given back once the state is stored. With :class:`~anabranch.Never` the state
-        is left in memory, so that the query can be started again on this machine.
+        The memory is freed once the state is stored. With :class:`~anabranch.Never` the state
+        stays in memory, so that the query can be resumed on this machine.
 
-        A function that runs in a batch may call this too: it returns at once, and the query ends
-        after that batch.
+        A function that runs in a batch may call this too. It then returns at once, and the query
+        ends after that batch.
         """
         self._asked_to_stop.set()
         if self._parts.batches.in_batch():
@@ -267,17 +267,17 @@ class RunningQuery:
             raise PlanError(f"no operator {operator!r}; the query has {sorted(known)}")
 
     def _check_outside(self, what: str) -> None:
-        """Refuse what looks at state as it is between two batches, from inside a batch."""
+        """Refuse calls from inside a batch that need the state between two batches."""
         if self._parts.batches.in_batch():
             raise QueryFailed(
-                f"{what} was called inside a batch, from a function given to for_each_batch, while "
+                f"{what} was called inside a batch, by a function given to for_each_batch, where "
                 "the state is between two versions; call it from another thread"
             )
 
     # The supervisor
 
     def _stopped(self, reason: AnabranchError) -> None:
-        """The loop has found that the query cannot go on."""
+        """End the query, because the loop has found that it cannot continue."""
         if self._failure is None:
             self._failure = reason
         self._parts.batches.end(reason)
@@ -287,7 +287,7 @@ class RunningQuery:
         ).start()
 
     def _supervise(self) -> None:
-        """Wait for the end of the query; whatever happens, say that it has ended and why."""
+        """Wait for the end of the query, then release everything and record the failure, if any."""
         try:
             failure = self._parts.stream.run(self._settle)
             self._failure = self._failure or failure
@@ -303,7 +303,7 @@ class RunningQuery:
             self._parts.stream.ready.set()
 
     def _settle(self, state: State) -> None:
-        """The state is ready: do what the program asks for beyond it."""
+        """The state is restored: resume the sinks, and scale as the program asks."""
         parts = self._parts
         stored = state.published[-1].version if state.published else NO_VERSION
         for output in parts.program.plan.outputs:
@@ -312,32 +312,32 @@ class RunningQuery:
         if self._settled:
             return
         self._settled = True
-        self._attempt("old checkpoint files were not removed", parts.ledger.sweep)
+        self._attempt("old checkpoint files were not deleted", parts.ledger.sweep)
         for operator, instances in parts.asked.items():
             self.scale(operator, instances)
 
     def _release(self) -> None:
-        """Save what is to be saved and let go of everything. Raises nothing: errors are told."""
+        """Save the state and release all resources. Errors become events; none is raised."""
         ended = f"the query ended at version {self.version}, but"
         self._attempt(f"{ended} its state was not saved", self._save)
         for consequence, close in self._parts.closing():
             self._attempt(f"{ended} {consequence}", close)
 
     def _attempt(self, consequence: str, action: Callable[[], None]) -> None:
-        """Do something that the query can do without. What goes wrong does not keep the rest."""
+        """Run an action whose failure must not keep the next ones from running."""
         try:
             action()
         except Exception as error:
             told = f"{consequence}: {error}"
             if not isinstance(error, AnabranchError):
-                _log.exception("An error at the end of the query was not expected.")
+                _log.exception("Closing the query failed with an unexpected error.")
             self._parts.events.add("release failed", reason=told)
             if self._failure is None and not isinstance(error, AnabranchError):
                 self._failure = QueryFailed(f"{told} ({type(error).__name__})")
                 self._failure.__cause__ = error
 
     def _save(self) -> None:
-        """Save the state of a query that did not fail, and give its memory back."""
+        """Save the state of a query that did not fail, and free its memory."""
         parts = self._parts
         if self._failure is not None or not self._settings.checkpointing.backs_up:
             return

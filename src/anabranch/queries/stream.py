@@ -53,7 +53,7 @@ def stream(frame: DataFrame) -> Stream:
 
 
 class Stream:
-    """Rows on their way. Every method returns something new, so a stream can be used twice."""
+    """A stream of rows. Every method returns a new object, so a stream may have several uses."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -61,17 +61,17 @@ class Stream:
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """Apply a stateless step: any function from DataFrame to DataFrame.
 
-        The function sees one micro-batch at a time; it may select, filter, explode, or join with a
-        static table. What spans batches belongs into an operator.
+        The function gets one micro-batch at a time. It may select, filter, explode, or join with a
+        static table. Anything that spans batches needs an operator.
         """
         return Stream(Transform(self.node, function))
 
     def unpack(self, column: str, schema: pa.Schema | StructType | str) -> Stream:
-        """The rows in the values of a binary column: each value is many rows in Arrow's format.
+        """The rows in the values of a binary column, each of which is an Arrow stream of many rows.
 
-        For sources that carry whole batches, such as messages that a producer filled with
-        ``pyarrow.ipc.new_stream``. The rows go to the next operator without Spark ever taking them
-        apart, which is several times faster than sending them one by one. ``schema`` is that of
+        For sources that carry whole batches, such as messages that a producer wrote with
+        ``pyarrow.ipc.new_stream``. The rows reach the next operator as Arrow batches, without
+        conversion by Spark, which is several times faster than row by row. ``schema`` is that of
         the rows: an Arrow schema, a Spark type, or text such as ``"car int, speed double"``.
         """
         if isinstance(schema, str):
@@ -81,12 +81,12 @@ class Stream:
         return Stream(Unpack(self.node, column, schema))
 
     def key_by(self, *columns: str) -> KeyedStream:
-        """Say which columns make up the key of what follows."""
+        """Choose the key columns for the next stateful step."""
         return KeyedStream(self.node, columns)
 
     @property
     def late(self) -> Stream:
-        """The rows that the windowed operator just before refused as late."""
+        """The late rows of the windowed operator before this."""
         if not isinstance(self.node, Stateful):
             raise PlanError("only the output of a windowed operator has late rows")
         return Stream(Late(self.node))
@@ -106,7 +106,7 @@ class Stream:
         return self.to(FunctionSink(function))
 
     def to_memory(self, name: str) -> Query:
-        """Keep all rows in the driver; read them with ``query.memory(name)``."""
+        """Keep all rows in the driver's memory; read them with ``query.memory(name)``."""
         return self.to(MemorySink(name))
 
     def to_console(self, rows: int = 20) -> Query:
@@ -119,11 +119,11 @@ class Stream:
 
 
 class KeyedStream:
-    """Rows with a key: what stateful steps start from.
+    """Rows with a key, the start of every stateful step.
 
-    Every stateful step takes ``name``, under which its state is kept and found again;
-    ``instances``, how many tasks share its keys (default: Spark's parallelism); and ``key_groups``,
-    the number of pieces its state can ever be divided into, fixed for the life of the query.
+    Every stateful step takes ``name``, which identifies its state after a restart; ``instances``,
+    the number of its tasks (default: Spark's parallelism); and ``key_groups``, the greatest number
+    of instances it can ever have, which is fixed for the life of the query.
     """
 
     def __init__(self, node: Node, keys: tuple[str, ...]) -> None:
@@ -159,8 +159,9 @@ class KeyedStream:
     ) -> Stream:
         """Call ``function(key, rows, state)`` once per key and batch.
 
-        The easiest form to write, for some microseconds per key and batch; an :class:`Operator`
-        handles all keys of a batch at once. See :class:`~anabranch.operators.per_key.PerKey`.
+        The simplest form to write. It costs some microseconds per key and batch. An
+        :class:`Operator` handles all keys of a batch at once. See
+        :class:`~anabranch.operators.per_key.PerKey`.
         """
         operator = PerKey(
             function,
@@ -197,8 +198,8 @@ class KeyedStream:
     ) -> WindowedStream:
         """Divide the rows of each key into windows.
 
-        The watermark stays ``watermark`` behind the latest event time seen. A window is final when
-        the watermark passes its end, and takes late rows for ``allowed_lateness`` longer.
+        The watermark stays ``watermark`` behind the latest event time. A window is final when the
+        watermark reaches its end. It accepts late rows for ``allowed_lateness`` longer.
         """
         return WindowedStream(
             self,
@@ -234,7 +235,7 @@ class KeyedStream:
         instances: int | None = None,
         key_groups: int = DEFAULT_KEY_GROUPS,
     ) -> Stream:
-        """Let the first row of each key pass and drop the others.
+        """Keep the first row of each key and drop the others.
 
         Keys are remembered forever, or with ``ttl`` until the watermark of the event-time column
         ``on`` is ``ttl`` past the key's first row.
@@ -262,8 +263,8 @@ class KeyedStream:
 
         ``on`` names the event-time column of the left and of the right side. A right row matches if
         its time is at most ``within`` before or after the left one; give a pair for different
-        bounds before and after. With ``how="left"`` a left row without a match comes out, with
-        nulls, once the watermark says that none can come any more.
+        bounds before and after. With ``how="left"`` a left row without a match is emitted, with
+        nulls, once the watermark rules out a match.
         """
         before, after = within if isinstance(within, tuple) else (within, within)
         left, right = watermark if isinstance(watermark, tuple) else (watermark, watermark)

@@ -1,7 +1,7 @@
 """Checking a plan against real schemas before anything starts.
 
-Binding runs every transform on an empty DataFrame and every operator on no rows, so that a mistake
-is found now and named, not in the first batch.
+Binding runs every transform on an empty DataFrame and every operator on no rows, so that mistakes
+are found and named before the first batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A stateful operator of a plan, with the schemas it will see and make."""
+    """A stateful operator of a plan, with its input and output schemas."""
 
     node: Stateful
     operator: Operator
@@ -61,7 +61,7 @@ class Bound:
 
 
 def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
-    """Check all of a plan; raise :class:`PlanError` with the first thing that is wrong."""
+    """Check a whole plan. Raises :class:`PlanError` for the first mistake."""
     _check_shape(plan)
     empties: dict[Node, DataFrame] = {}
     bounds: dict[Stateful, Bound] = {}
@@ -87,7 +87,7 @@ def bind(plan: Plan, spark: SparkSession) -> dict[Stateful, Bound]:
 
 
 def _with_order(plan: Plan, bounds: dict[Stateful, Bound]) -> dict[Stateful, Bound]:
-    """Operators before one that depends on order must themselves send rows in a fixed order."""
+    """Require a fixed order of rows from operators before one that depends on order."""
     ordered = {
         node
         for node, bound in bounds.items()
@@ -112,8 +112,8 @@ def _check_shape(plan: Plan) -> None:
             )
         if node.name in names:
             raise PlanError(
-                f"two operators are named {node.name!r}; give each its own name=..., "
-                "it is how their state is found again after a restart"
+                f"two operators are named {node.name!r}; give each its own name=..., by which a "
+                "restart finds its state"
             )
         names.add(node.name)
         if not 1 <= node.key_groups <= MAX_KEY_GROUPS:
@@ -157,14 +157,16 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     schema = arrow_schema(frame.schema, where=where)
     try:
         key_hash = KeyHash(frame.schema, keys)
-        operator = _sided(node, empties).bind(schema, keys)
+        operator = _with_sides(node, empties).bind(schema, keys)
         for column in operator.event_times:
             _check_time(schema, column, where)
         fields = [schema.field(name) for name in keys]
         layout = TableLayout(
             KeyLayout(fields, operator.sub_keys, node.key_groups), operator.state, operator.timers
         )
-        output = operator.output(schema, keys) or _tried(operator, schema, keys, layout, where)
+        output = operator.output(schema, keys) or _output_for_no_rows(
+            operator, schema, keys, layout, where
+        )
         output = _checked(output, frame)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
@@ -175,8 +177,8 @@ def _bind_operator(plan: Plan, node: Stateful, empties: Mapping[Node, DataFrame]
     return Bound(node, operator, keys, key_hash, schema, output, layout, late, packed)
 
 
-def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
-    """An operator of two inputs, told which columns are whose."""
+def _with_sides(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
+    """An operator of two inputs, bound to the columns of each side."""
     if len(node.inputs) == 1:
         return node.operator
     for side, keys, time in zip(
@@ -184,10 +186,10 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
     ):
         if time in keys:
             raise PlanError(
-                f"join: on={time!r} is one of the keys {list(keys)} of the {side} side, and keys "
-                "are left out of the rows that it pairs in time. Add the time under another name "
-                f"in a transform, for example with withColumn('{time}_at', F.col('{time}')), and "
-                "give that name in on="
+                f"join: on={time!r} is one of the keys {list(keys)} of the {side} side, and a key "
+                "column cannot be the event time. Copy it to another column in a transform, for "
+                f"example with withColumn('{time}_at', F.col('{time}')), and give that column in "
+                "on="
             )
     columns = (
         [name for name in empties[before].columns if name not in keys]
@@ -198,7 +200,7 @@ def _sided(node: Stateful, empties: Mapping[Node, DataFrame]) -> Operator:
 
 def _check_columns(frame: DataFrame, keys: tuple[str, ...], where: str) -> None:
     columns = frame.columns
-    alike = [_folded(name, frame) for name in columns]
+    alike = [_case_folded(name, frame) for name in columns]
     for name, as_ in zip(columns, alike, strict=True):
         if name.startswith(RESERVED) or alike.count(as_) > 1:
             reason = "is there twice" if alike.count(as_) > 1 else "starts with '__'"
@@ -212,7 +214,7 @@ def _check_columns(frame: DataFrame, keys: tuple[str, ...], where: str) -> None:
         raise PlanError(f"{where}: key_by({', '.join(keys)}) needs columns, each of them once")
 
 
-def _folded(name: str, frame: DataFrame) -> str:
+def _case_folded(name: str, frame: DataFrame) -> str:
     """The same text for names that are the same to Spark."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     return name if exact else name.lower()
@@ -230,13 +232,13 @@ def _check_time(schema: pa.Schema, column: str, where: str) -> None:
 
 
 def _checked(output: pa.Schema, frame: DataFrame) -> pa.Schema:
-    """The columns that an operator makes, with types that Spark has."""
-    alike = [_folded(name, frame) for name in output.names]
+    """The output columns of an operator, with types that Spark has."""
+    alike = [_case_folded(name, frame) for name in output.names]
     for name, as_ in zip(output.names, alike, strict=True):
         if alike.count(as_) > 1:
             raise PlanError(
-                f"the column {name!r} comes out twice, maybe in upper and lower case: the columns "
-                f"are {output.names}; give one of them another name"
+                f"the output has the column {name!r} twice, ignoring case: its columns are "
+                f"{output.names}; rename one of them"
             )
     spark_schema(output)
     return spark_form(output)
@@ -254,8 +256,8 @@ def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
                 f"and {theirs!r} is {right.schema[theirs].dataType.simpleString()} on the right; "
                 "cast one of them"
             )
-    own = {_folded(name, left) for name in left.columns}
-    clash = [n for n in right.columns if n not in right_keys and _folded(n, left) in own]
+    own = {_case_folded(name, left) for name in left.columns}
+    clash = [n for n in right.columns if n not in right_keys and _case_folded(n, left) in own]
     if clash:
         raise PlanError(
             f"{where}: both sides have columns {sorted(clash)}; rename them on one side"
@@ -263,10 +265,10 @@ def _both(node: Stateful, frames: list[DataFrame]) -> DataFrame:
     return both_sides(frames, node.keys)
 
 
-def _tried(
+def _output_for_no_rows(
     operator: Operator, schema: pa.Schema, keys: tuple[str, ...], layout: TableLayout, where: str
 ) -> pa.Schema:
-    """The schema of what an operator returns for no rows, run on a table of its own."""
+    """The output schema of an operator, from a run on no rows with a temporary table."""
     nothing = Rows(
         pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema),
         np.empty(0, np.uint64),
@@ -290,7 +292,7 @@ def _tried(
             table.close()
     if result is None:
         raise PlanError(
-            "process() returned nothing for an empty batch, so the columns it makes are "
-            "not known; return rows for an empty batch too, or declare output()"
+            "process() returned nothing for an empty batch, so its output columns are not known; "
+            "return rows for an empty batch too, or declare output()"
         )
     return result.schema

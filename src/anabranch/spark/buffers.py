@@ -1,8 +1,8 @@
-"""Output buffers: the rows that were sent to an operator in a batch, kept to be sent again.
+"""Output buffers: the rows that were sent to an operator in a batch, kept for replay.
 
-They are Spark's own shuffle files, which stay for as long as their RDD is held. Sending them again
-is a job that reads them and skips the stages before. Trimming a buffer removes its files; if they
-only waited for the driver's garbage collector, nodes would fill up before it runs.
+They are Spark's own shuffle files, which Spark keeps while their RDD is referenced. A replay is a
+job that reads them and skips the stages before. Trimming a buffer deletes its files at once; the
+garbage collector of the driver would delete them too late for the disks of the nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHUFFLED = "ShuffledRowRDD"
 
 
 class Buffer:
-    """What one batch sent to the instances of an operator; partition i is for instance i.
+    """The rows that one batch sent to the instances of an operator. Partition i is for instance i.
 
     ``frame`` must end in the exchange that routes the rows.
     """
@@ -41,22 +41,22 @@ class Buffer:
         return pinned(self._spark, self._rdd, self._schema, hosts)
 
     def unpinned(self) -> DataFrame:
-        """All rows, wherever Spark likes to have them."""
+        """All rows, on any nodes."""
         return frame_of(self._spark, self._rdd, self._schema)
 
     def computed_again(self) -> DataFrame:
-        """All rows, from the sources on: nothing that was kept is used."""
+        """All rows, computed from the sources again, without the shuffle files."""
         return self._frame.select("*")
 
     def lost(self) -> list[int]:
-        """The senders whose rows are gone with their executor."""
+        """The senders whose shuffle files were lost with their executor."""
         text = str(self._tracker().findMissingPartitions(self._shuffle).get().mkString(","))
         return sorted(self._given_up | {int(sender) for sender in text.split(",") if sender})
 
     def part(self, instances: Sequence[int], without: Sequence[int] = ()) -> DataFrame:
         """The rows for some instances, without those from some senders: one partition each.
 
-        Rows of other senders that are lost are computed again by Spark, from where they came.
+        If rows of other senders are lost, Spark computes them again.
         """
         self._give_up(without)
         jvm, gateway = self._jvm, self._gateway
@@ -76,15 +76,15 @@ class Buffer:
         return frame_of(self._spark, rdd, self._schema)
 
     def trim(self) -> None:
-        """Remove the files of the buffer on all nodes; it must not be used any more."""
+        """Delete the files of the buffer on all nodes. It must not be used afterwards."""
         cleaner = self._spark.sparkContext._jsc.sc().cleaner()
         if cleaner.isDefined():
             cleaner.get().doCleanupShuffle(self._shuffle, False)
 
     def _give_up(self, senders: Sequence[int]) -> None:
-        """Let Spark believe that senders sent nothing: it would run their operators once more.
+        """Tell Spark that some senders sent nothing, so that it does not run their operators.
 
-        Spark makes a shuffle whole before it reads any of it, also if only others are to be read.
+        Spark completes a shuffle before it reads any of it, even if it reads only other senders.
         """
         jvm, gateway = self._jvm, self._gateway
         nobody = jvm.scala.Option.empty()
@@ -121,13 +121,13 @@ def _exchange(rdd: Any) -> Any:
     while rdd.getClass().getSimpleName() != _SHUFFLED:
         dependencies = rdd.dependencies()
         if dependencies.size() != 1:
-            raise TypeError(f"{rdd} does not come straight from an exchange")
+            raise TypeError(f"{rdd} is not the result of a shuffle exchange")
         rdd = dependencies.apply(0).rdd()
     return rdd
 
 
 def _runs(count: int, without: Sequence[int]) -> list[tuple[int, int]]:
-    """The ranges of numbers below a count that are left without some of them."""
+    """The ranges of the numbers below a count, without some numbers."""
     runs: list[tuple[int, int]] = []
     for number in range(count):
         if number in without:

@@ -1,4 +1,4 @@
-"""Columns by their exact names, whatever dots, stars and backticks are in them."""
+"""Columns by their exact names, which may have dots, stars and backticks."""
 
 from __future__ import annotations
 

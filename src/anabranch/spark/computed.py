@@ -1,4 +1,4 @@
-"""Rows that were computed before anything reads them, and are never computed again."""
+"""Rows that are computed before anything reads them, and never again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pyspark.sql import DataFrame
 class Computed:
     """The rows of a DataFrame, computed now, partition by partition.
 
-    They are cut off from what they were computed from. Would some be lost with their node, the job
-    that reads them fails; with :meth:`DataFrame.persist` Spark would compute them again, inside
-    whatever task reads them.
+    They have no lineage. If some are lost with their node, the job that reads them fails. With
+    :meth:`DataFrame.persist` Spark would compute them again, in the task that reads them.
     """
 
     def __init__(self, frame: DataFrame) -> None:
@@ -19,5 +18,5 @@ class Computed:
         """The rows, in the same partitions."""
 
     def release(self) -> None:
-        """Let go of the rows; nothing may read them any more."""
+        """Release the rows. Nothing may read them afterwards."""
         self.frame._jdf.queryExecution().analyzed().rdd().unpersist(False)

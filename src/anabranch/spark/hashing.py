@@ -1,8 +1,8 @@
-"""Keys on the Spark side: one form for each key, and its 64-bit hash.
+"""Keys in Spark: the normal form of each key, and its 64-bit hash.
 
 Spark groups 0.0 with -0.0, every NaN with every other, and maps with the same entries in any
-order. :class:`KeyHash` gives such values one form, so that they are one key here as well, and
-reach operators and sinks as Spark's own ``groupBy`` would show them.
+order. :class:`KeyHash` gives such values one form. They are one key here as well, and operators and
+sinks get them as from Spark's own ``groupBy``.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class KeyHash:
         """Whether keys can be hashed as they are, without Spark."""
 
     def normalised(self, frame: DataFrame) -> DataFrame:
-        """The frame with values of key columns that Spark takes for equal made the same."""
+        """The frame with key values that are equal to Spark in one form."""
         return frame.withColumns(self._forms) if self._forms else frame
 
 
@@ -143,7 +143,7 @@ def _sorted_entries(column: Column, kind: MapType) -> Column:
 
 
 def _hashable(column: Column, kind: DataType) -> Column:
-    """The column with lists of entries in place of maps, which Spark refuses to hash."""
+    """The column with maps as lists of entries, because Spark cannot hash maps."""
     if not _contains(kind, (MapType,)):
         return column
     if isinstance(kind, ArrayType):

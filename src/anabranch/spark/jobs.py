@@ -1,4 +1,4 @@
-"""Which jobs were run on behalf of something, and whether one of them failed."""
+"""The Spark jobs that a thread starts in a block, and whether one of them failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Jobs:
         self._tag = tag
 
     def any_failed(self) -> bool:
-        """Whether one of them failed, though whoever started it may have caught the error."""
+        """Whether one of them failed, even if its error was caught."""
         deadline = time.monotonic() + _PATIENCE
         # Spark notes the end of a job a little after it has told who waits for it.
         while "RUNNING" in (states := self._states()) and time.monotonic() < deadline:
@@ -36,7 +36,7 @@ class Jobs:
 
 @contextmanager
 def tagged(context: SparkContext) -> Iterator[Jobs]:
-    """Know the jobs that this thread starts in the block."""
+    """Record the jobs that this thread starts in the block."""
     tag = f"anabranch-jobs-{next(_numbers)}"
     context.addJobTag(tag)
     try:

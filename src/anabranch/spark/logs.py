@@ -1,7 +1,7 @@
-"""Spark's own logs of a streaming query: which offsets each batch had, and which are committed.
+"""Spark's own logs of a streaming query: the offsets of each batch, and its commits.
 
-Rewinding takes batches back that Spark counts as done, so that it runs them again with exactly the
-offsets they had. Spark does not flush its logs; what must outlast a power failure is flushed here.
+Rewinding deletes entries of these logs, so that Spark runs batches again with the same offsets.
+Spark does not flush its logs. Entries that must survive a power failure are flushed here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CRC_HEAD, _CRC_MARK, _PIECE = struct.Struct(">4sI"), b"crc\0", 512
 
 
 def digest(offsets: str) -> str:
-    """A short text that differs when the offsets of a batch do."""
+    """A checksum of the offsets of a batch."""
     return str(xxhash.xxh3_64_hexdigest(offsets.encode()))
 
 
@@ -65,7 +65,7 @@ class SparkLogs:
             ) from error
 
     def batch_time(self, version: Version) -> int:
-        """When a batch was planned, in microseconds since the epoch."""
+        """When a batch was planned, in microseconds since 1970."""
         text = self.offsets(version)
         try:
             return int(json.loads(text.splitlines()[1])["batchTimestampMs"]) * 1000
@@ -74,9 +74,9 @@ class SparkLogs:
             raise CheckpointCorrupt(f"{path}: not an offset log of Spark: {error}") from error
 
     def check(self, version: Version, expected: str | None) -> None:
-        """Refuse to go on from a batch whose offsets are not the ones it was committed with.
+        """Refuse to resume from a batch whose offsets are not those that it was committed with.
 
-        ``expected`` is their :func:`digest`. Spark would plan the batch anew, with other rows.
+        ``expected`` is their :func:`digest`. Spark would plan the batch again, with other rows.
         """
         self.check_offsets(version, expected)
         if version > 0:
@@ -86,10 +86,10 @@ class SparkLogs:
         self._check_sums()
 
     def surviving(self, after: Version, known: Mapping[Version, str]) -> dict[Version, str]:
-        """The offsets of the batches after one that can be run again as they were.
+        """The offsets of the batches after one that can run again with the same rows.
 
-        They end with the first batch whose offsets are spoiled and not ``known`` otherwise, or
-        whose source has lost its note of what it read.
+        They end before the first batch whose offsets are damaged and not ``known`` otherwise, or
+        whose source has lost its log of the files that it read.
         """
         since = self._entries_in(known.get(after) or self._readable(after) or "")
         whole = {source: self._whole(source, since.get(source, -1)) for source in self._sources()}
@@ -105,17 +105,17 @@ class SparkLogs:
             found[version] = text
 
     def check_offsets(self, version: Version, expected: str | None) -> None:
-        """Refuse offsets that are not as Spark wrote them: others would give other rows."""
+        """Refuse offsets that were changed since Spark wrote them."""
         path = self._path("offsets", version)
         text = self.offsets(version)
         if not self._sound(path) or (expected is not None and digest(text) != expected):
             raise CheckpointCorrupt(
-                f"{path}: not the offsets with which batch {version} was run; restore the file, or "
+                f"{path}: not the offsets that batch {version} ran with; restore the file, or "
                 "start in a new folder"
             )
 
     def flush(self, version: Version) -> None:
-        """Have everything on disk that a batch needs to be run again as it was."""
+        """Flush everything that a batch needs to run again with the same rows."""
         if not self._local:
             return
         for source, entry in self._entries(version).items():
@@ -136,14 +136,14 @@ class SparkLogs:
             self._reachable = True
 
     def newest_offsets(self, version: Version) -> dict[Version, str]:
-        """What Spark has to know to go on after a batch: its offsets, and the ones before."""
+        """The offsets that Spark needs to resume after a batch: its own, and those before."""
         needed = [Version(v) for v in (version - 1, version) if v >= 0]
         return {each: self.offsets(each) for each in needed}
 
     def repair(self, version: Version, offsets: Mapping[Version, str]) -> None:
-        """Make the logs whole again up to a batch, after a power failure spoiled them.
+        """Repair the logs up to a batch after a power failure.
 
-        ``offsets`` are the :meth:`newest_offsets` of then.
+        ``offsets`` are the :meth:`newest_offsets` of that batch.
         """
         for log in ("commits", "offsets"):
             for before in self._versions(log):
@@ -164,7 +164,7 @@ class SparkLogs:
         self._renew_sums()
 
     def _renew_sums(self) -> None:
-        """Write the checksum files of all logs anew: they may be spoiled where logs are not."""
+        """Write the checksum files of all logs again, as a power failure may have damaged them."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         for info in self._fs.get_file_info(selector):
             if info.type == fs.FileType.File and info.base_name.endswith(_SUMS):
@@ -180,13 +180,13 @@ class SparkLogs:
             flush(folder)
 
     def _write_sums(self, path: str, data: bytes) -> None:
-        """Write the checksum file that Hadoop would, so that nothing is trusted without."""
+        """Write the checksum file that Hadoop would write."""
         if self._local:
             with self._fs.open_output_stream(_sums_path(path)) as stream:
                 stream.write(_CRC_HEAD.pack(_CRC_MARK, _PIECE) + _sums_of(data, _PIECE))
 
     def put_offsets(self, version: Version, text: str) -> None:
-        """Plan a batch with these offsets; Spark will run it next if the one before is done."""
+        """Plan a batch with these offsets. Spark runs it next, if the batch before is committed."""
         path = self._path("offsets", version)
         self._remove("offsets", version)
         with self._fs.open_output_stream(path) as stream:
@@ -198,7 +198,7 @@ class SparkLogs:
             flush(posixpath.dirname(path))
 
     def forget_after(self, version: Version) -> None:
-        """Make Spark believe that this was the last batch it planned and committed."""
+        """Cut the logs, so that this is the last batch that Spark planned and committed."""
         for log in ("commits", "offsets"):
             for later in reversed(self._versions(log)):
                 if later > version:
@@ -210,18 +210,18 @@ class SparkLogs:
         return sorted(Version(int(name)) for name in names if name.isdigit())
 
     def _check_entries(self, source: int, upto: int) -> None:
-        """Refuse a source's log with an entry missing: its files would be read once more."""
+        """Refuse a source's log with a missing entry, whose files would be read again."""
         numbers = {number for number, _ in self._entry_files(source)}
         compacted = [n for n, path in self._entry_files(source) if path.endswith(_COMPACTED)]
         for number in range(max(compacted, default=0), upto + 1):
             if number not in numbers:
                 raise CheckpointCorrupt(
-                    f"{self._source(source)}/{number} is missing: it says which files were read; "
-                    "restore it, or start in a new folder"
+                    f"{self._source(source)}/{number} is missing: it lists the files that were "
+                    "read; restore it, or start in a new folder"
                 )
 
     def _check_sums(self) -> None:
-        """Refuse files that do not have the checksums that Hadoop wrote: Spark does not look."""
+        """Refuse files without the checksums that Hadoop wrote. Spark does not check them."""
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         for info in self._fs.get_file_info(selector):
             name = info.base_name[1 : -len(_SUMS)]
@@ -231,18 +231,18 @@ class SparkLogs:
                 path = posixpath.join(posixpath.dirname(info.path), name)
                 if self._exists(path) and not _fits(self._read(path), self._read(info.path)):
                     raise CheckpointCorrupt(
-                        f"{path}: its bytes are not the ones that Spark wrote; restore the file, "
-                        "or start in a new folder"
+                        f"{path} was changed after Spark wrote it; restore the file, or start in "
+                        "a new folder"
                     )
 
     def _readable(self, version: Version) -> str | None:
-        """The offsets of a batch, if they are there and not spoiled."""
+        """The offsets of a batch, if their file exists and is undamaged."""
         if version < 0 or not self._survived(self._path("offsets", version)):
             return None
         return self.offsets(version)
 
     def _whole(self, source: int, since: int) -> int:
-        """The last entry of a source's log of which all since another are there and sound."""
+        """The last entry of a source's log without a missing or damaged one since another."""
         for number, path in self._entry_files(source):
             if number == since + 1 and self._survived(path):
                 since = number
@@ -276,9 +276,9 @@ class SparkLogs:
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def _sound(self, path: str) -> bool:
-        """Whether a log file is there, is JSON, and has its checksums where they are.
+        """Whether a log file exists, is JSON, and matches its checksums, if they exist.
 
-        Who is killed may leave a log without its checksums, which Hadoop puts in place last.
+        A killed process may leave a log without its checksums, which Hadoop writes last.
         """
         try:
             data = self._read(path)
@@ -292,7 +292,7 @@ class SparkLogs:
         return bool(body) and all(_json(line) is not None for line in body)
 
     def _survived(self, path: str) -> bool:
-        """Whether a log file is whole after a power failure, which leaves parts of files."""
+        """Whether a log file is complete after a power failure, which may leave parts of files."""
         return self._sound(path) and (not self._local or bool(self._sums(path)))
 
     def _sums(self, path: str) -> bytes:
@@ -332,7 +332,7 @@ def _json(line: str) -> Any:
 
 
 def _sums_path(path: str) -> str:
-    """Where Hadoop keeps the checksums of a local file."""
+    """The path of Hadoop's checksums of a local file."""
     folder, name = posixpath.split(path)
     return posixpath.join(folder, f".{name}{_SUMS}")
 

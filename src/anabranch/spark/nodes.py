@@ -1,4 +1,4 @@
-"""Nodes as Spark sees them, from the driver: a node is the host of an executor."""
+"""The nodes in Spark's view, on the driver: a node is the host of an executor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def live_hosts(spark: SparkSession) -> frozenset[str]:
 
 
 def request_nodes(spark: SparkSession, total: int) -> bool:
-    """Ask the cluster manager for so many executors in all; whether it takes such requests."""
+    """Request a total number of executors from the cluster manager. Whether it supports that."""
     context = spark.sparkContext
     gateway = context._gateway
     assert gateway is not None

@@ -14,7 +14,7 @@ from anabranch.worker.packing import PACKED, TARGET, Batches, Packing, versioned
 
 
 class PackedRouter:
-    """Sends packed rows to instances. They are divided by what makes them: :meth:`divide`."""
+    """Sends packed rows to instances. The workers that make the rows call :meth:`divide`."""
 
     def __init__(self, packing: Packing, routing: Routing, *, ordered: bool) -> None:
         self.routing = routing
@@ -23,7 +23,7 @@ class PackedRouter:
 
     @property
     def divide(self) -> Callable[[Batches], Batches]:
-        """For the worker that makes the rows: packs them for their instances."""
+        """Pack rows for their instances, in the worker that makes them."""
         return partial(self.packing.divided, self.routing.table())
 
     def routed(self, packed: DataFrame) -> DataFrame:
@@ -35,7 +35,7 @@ class PackedRouter:
         return packed.repartitionById(self.routing.instances, TARGET)
 
     def in_order(self, sent: DataFrame) -> DataFrame:
-        """Rows as they are: who unpacks them brings them in order."""
+        """The rows unchanged. They are sorted when they are unpacked."""
         return sent
 
     def addressed(self, sent: DataFrame, targets: Sequence[int]) -> DataFrame:

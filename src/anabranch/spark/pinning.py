@@ -1,9 +1,9 @@
 """Pinning: every partition of an RDD on a chosen host.
 
-Spark has no public way to say where a partition is to be computed. Some of its own RDD classes do,
-and they are put together here: an RDD without rows that prefers the wanted hosts, and a union,
-partition by partition, of it and the RDD to be pinned. Should a new version of Spark change them,
-``tests/spark/test_pinning.py`` fails.
+Spark has no public API to choose the host of a partition. Some of its own RDD classes can, and are
+combined here: an RDD without rows that prefers the wanted hosts, and a union, partition by
+partition, of it and the RDD to be pinned. ``tests/spark/test_pinning.py`` fails if a new version of
+Spark changes them.
 """
 
 from __future__ import annotations

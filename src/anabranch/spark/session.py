@@ -1,4 +1,4 @@
-"""A Spark session set up the way Anabranch runs best, and the checks of one that is not ours."""
+"""A Spark session with the best settings for Anabranch, and the checks of any other session."""
 
 import os
 import sys
@@ -51,7 +51,7 @@ _NOTHING_FROM_NOTHING = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyR
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 BATCHES_IN_LOG = 200
-"""So many batches are kept in Spark's log of offsets, unless the user says otherwise."""
+"""The number of batches in Spark's offset log, unless the user sets another one."""
 _STREAMS = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 _DIRECT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -61,10 +61,10 @@ _DIRECT_FILES = (
 def session(
     master: str = "local[2]", *, app_name: str = "anabranch", **conf: str | int | bool
 ) -> SparkSession:
-    """Start, or get, a Spark session with everything set that Anabranch likes.
+    """Start, or get, a Spark session with the best settings for Anabranch.
 
-    Any other classic session works too; this one loads the compiled kernels before Python workers
-    are forked, and runs them with the interpreter of this program. Other settings are given by
+    Any other classic session works too. This one loads the compiled kernels before Python workers
+    are forked, and runs the workers with the interpreter of this program. Give other settings by
     their names: ``session(**{"spark.ui.enabled": False})``.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -76,7 +76,7 @@ def session(
 
 
 def check(spark: SparkSession) -> None:
-    """Refuse a session in which Anabranch cannot keep its promises."""
+    """Refuse a session whose settings break the guarantees of Anabranch."""
     if not hasattr(spark, "_jsparkSession"):
         raise PlanError(
             "Spark Connect sessions are not supported: the coordinator runs in the driver. "
@@ -84,7 +84,7 @@ def check(spark: SparkSession) -> None:
         )
     if spark.conf.get("spark.speculation", "false") == "true":
         raise PlanError(
-            "spark.speculation is on: two attempts of a task would fight over one state. "
+            "spark.speculation is on: two attempts of a task would change the same state. "
             "Set spark.speculation=false"
         )
     if is_local(spark):
@@ -95,9 +95,9 @@ def check(spark: SparkSession) -> None:
 def _check_cluster(spark: SparkSession) -> None:
     if spark.sparkContext.getConf().get("spark.shuffle.reduceLocality.enabled", "true") != "false":
         raise PlanError(
-            "spark.shuffle.reduceLocality.enabled is on: tasks would run where their rows are, and "
-            "not where their state is. Start the session with anabranch.session(master), or set it "
-            "to false before the session starts"
+            "spark.shuffle.reduceLocality.enabled is on: tasks would run where their rows are "
+            "instead of where their state is. Start the session with anabranch.session(master), "
+            "or set it to false before the session starts"
         )
     conf = spark.sparkContext._jsc.sc().conf()
     name = "spark.locality.wait.node"
@@ -105,30 +105,29 @@ def _check_cluster(spark: SparkSession) -> None:
         name = "spark.locality.wait"
     if conf.getTimeAsMs(name, "3s") < _LEAST_WAIT_MS:
         raise PlanError(
-            f"{name} is {conf.get(name, '3s')}: a task that waits for its node for longer would be "
-            "run on another one, where its state is not. Start the session with "
+            f"{name} is {conf.get(name, '3s')}: a task that waits longer for its node would run on "
+            "another node, without its state. Start the session with "
             f"anabranch.session(master), or set {name}=365d before the session starts"
         )
     for name in _EXCLUDING:
         if conf.get(name, "false") == "true":
             raise PlanError(
-                f"{name} is on: a node that Spark excludes may be the only one that has some "
-                f"state, and its tasks would wait for ever. Set {name}=false before the session "
-                "starts"
+                f"{name} is on: tasks would wait forever if Spark excluded the node with their "
+                f"state. Set {name}=false before the session starts"
             )
 
 
 def chose_partitions(spark: SparkSession) -> bool:
-    """Whether the user has said how many partitions a shuffle has."""
+    """Whether the user has set the number of shuffle partitions."""
     return bool(spark._jsparkSession.sessionState().conf().contains(_PARTITIONS))
 
 
 def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | None = None) -> None:
-    """Set what every batch of a query needs, on the session that belongs to the query alone.
+    """Change the settings of the session that belongs to the query alone, for its batches.
 
     ``narrow`` says that no column has values of variable size, ``local`` that the driver runs all
-    tasks itself. ``partitions`` is how many a shuffle has where a transform needs one; without it
-    they stay as they are.
+    tasks itself. ``partitions`` is the number of shuffle partitions in transforms; without it the
+    setting stays.
     """
     if partitions is not None:
         # Without an adaptive plan the default of 200 would stay, most of them without a row.
@@ -153,17 +152,17 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
 
 
 def batches_in_log(spark: SparkSession) -> int:
-    """How many batches Spark keeps in its logs for a query started inside :func:`log_settings`."""
+    """The number of batches that Spark's logs keep for a query started in :func:`log_settings`."""
     return int(spark.conf.get(_RETAINED, None) or BATCHES_IN_LOG)
 
 
 @contextmanager
 def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
-    """Start a streaming query inside this, and Spark writes its logs faster and keeps them longer.
+    """Let a streaming query that starts in the block write its logs faster and keep them longer.
 
-    The default manager starts a shell for every file it makes on a local disk, about 40 ms each.
-    Should checkpoints be damaged, an older one needs more batches than Spark keeps by default. A
-    query takes a copy of the settings when it starts: the user's session is left as it was.
+    Spark's default manager starts a shell for every file on a local disk, which takes about 40 ms.
+    If checkpoints are damaged, an older one needs more batches than Spark keeps by default. A query
+    copies the settings when it starts, so the user's session does not change.
     """
     wanted = {_RETAINED: str(BATCHES_IN_LOG)}
     if local:
@@ -181,7 +180,7 @@ def log_settings(spark: SparkSession, *, local: bool) -> Iterator[None]:
 
 @contextmanager
 def stopping(spark: SparkSession) -> Iterator[None]:
-    """While a stream is stopped, Spark logs the batch that it gives up as an error: not so here."""
+    """Keep Spark from logging an error for the batch that a stopped stream cancels."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     logging = jvm.org.apache.logging.log4j

@@ -1,4 +1,4 @@
-"""Routing: from a keyed DataFrame to one partition per instance, in an order that repeats."""
+"""Routing: from a keyed DataFrame to one partition per instance, in a repeatable order."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from anabranch.worker.task import HASH, SEQUENCE
 
 
 class Router:
-    """Sends rows to instances. Made once per operator and routing: its columns cost time to build.
+    """Sends rows to instances. Made once per operator and routing, as its columns are expensive.
 
-    Shuffle blocks arrive in any order. Rows that must be seen in source order therefore carry the
-    sequence number from before the shuffle, and are sorted by it after.
+    Shuffle blocks arrive in any order. Rows that need source order therefore get a sequence number
+    before the shuffle, and are sorted by it afterwards.
     """
 
     def __init__(self, key: KeyHash, routing: Routing, *, ordered: bool) -> None:
@@ -35,31 +35,31 @@ class Router:
         self._instance = self._looked_up(routing.table().tolist())
 
     def routed(self, frame: DataFrame) -> DataFrame:
-        """The frame with partition i holding the rows of instance i."""
+        """The frame with the rows of instance i in partition i."""
         return self.in_order(self.sent(frame))
 
     def sent(self, frame: DataFrame) -> DataFrame:
-        """The same, ending in the exchange: rows of a partition are in no order yet."""
+        """The same frame up to the exchange: the rows of a partition are not in order yet."""
         frame = self._key.normalised(frame)
         if len(self._added) > 1:
             frame = frame.select(*self._added)
         return frame.repartitionById(self.routing.instances, self._instance)
 
     def in_order(self, sent: DataFrame) -> DataFrame:
-        """Rows that were sent, in the order in which the operator is to see them."""
+        """Rows that were sent, in the order for the operator."""
         return sent.sortWithinPartitions(SEQUENCE) if self.ordered else sent
 
     def addressed(self, sent: DataFrame, targets: Sequence[int]) -> DataFrame:
-        """Rows that were sent once, under this or another routing, for other partitions.
+        """Rows that were sent before, under this or another routing, addressed to other partitions.
 
-        The column ``TARGET`` is ``targets[group]``, and rows with -1 are left out; see
+        The column ``TARGET`` is ``targets[group]``. Rows with -1 are dropped; see
         :meth:`sent_to`.
         """
         target = self._looked_up(targets)
         return sent.where(target >= 0).withColumn(TARGET, target)
 
     def as_from(self, frame: DataFrame, instances: Sequence[int]) -> DataFrame:
-        """Rows as if partition i had been sent by partition ``instances[i]``, not sent yet."""
+        """Rows that are not sent yet, as if partition ``instances[i]`` had sent partition i."""
         frame = self._key.normalised(frame)
         added = [F.col("*")]
         if self._key.travels:
@@ -85,7 +85,7 @@ def _literals(numbers: Sequence[int]) -> Column:
 
 
 def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> DataFrame:
-    """Two keyed inputs as one: the key under the left names, the side, then each side's columns."""
+    """Two keyed inputs as one: the key by its left names, the side, then each side's columns."""
     sides = []
     for side, (frame, names) in enumerate(zip(frames, keys, strict=True)):
         key = [column(name).alias(as_) for name, as_ in zip(names, keys[0], strict=True)]

@@ -1,4 +1,4 @@
-"""Several streaming sources as one streaming query, and their rows told apart again in a batch."""
+"""Several streaming sources in one streaming query, and separating their rows in a batch."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _SOURCE = "__source"
 
 
 def combine(frames: Sequence[DataFrame]) -> DataFrame:
-    """One streaming DataFrame that carries the rows of all.
+    """One streaming DataFrame with the rows of all sources.
 
     Spark then plans, logs and commits the offsets of all sources together, batch by batch.
     """
@@ -26,10 +26,10 @@ def combine(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def logs_of(frame: DataFrame) -> tuple[int, ...]:
-    """For each source whose offsets Spark notes with a batch, the number of the log it keeps of it.
+    """For each source in the offsets of a batch, the number of Spark's log of that source.
 
-    Frames that were made from one streaming DataFrame have one source, with one log, and Spark
-    notes its offsets once for each of them.
+    Frames made from one streaming DataFrame have one source and one log. The offsets of a batch
+    then have that source once for each frame.
     """
     found = []
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves().iterator()

@@ -20,9 +20,9 @@ class StateSource(DataSource):
     """Reads the state of one operator from the checkpoints of a query.
 
     The path is the query's checkpoint folder, wherever its checkpoint files are. Options:
-    ``operator``, which may be left out if there is only one, and ``version``, the newest
-    checkpoint if left out. Columns: the key, ``key_group``, the state's columns. Unsigned
-    numbers are in the next wider type that Spark has, and a time that means never is null.
+    ``operator``, which may be omitted if there is only one, and ``version``, by default the newest
+    checkpoint. Columns: the key, ``key_group``, the columns of the state. Unsigned numbers have the
+    next wider type that Spark has. A time that means never is null.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Spark schemas as Arrow schemas and back, in the one form that state uses."""
+"""Converting Spark schemas to Arrow schemas and back, in the form that state uses."""
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ def arrow_schema(schema: StructType, *, where: str) -> pa.Schema:
         except (PySparkException, TypeError, NotImplementedError) as error:
             raise PlanError(
                 f"{where}: column {field.name!r} has type {field.dataType.simpleString()}, "
-                "which cannot be handed to Python; cast or drop it in a transform"
+                "which Python workers cannot read; cast or drop it in a transform"
             ) from error
     return pa.schema(fields)
 
@@ -58,10 +58,10 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def spark_rows(rows: pa.Table) -> pa.Table:
-    """Rows of state as Spark can take them, see :func:`spark_form`, every column nullable.
+    """Rows of state in Spark's types, see :func:`spark_form`, with every column nullable.
 
-    A time that stands for never, the least or greatest there is, becomes null: neither Python nor
-    SQL could show it.
+    A time that means never, the least or greatest one, becomes null: neither Python nor SQL can
+    show it.
     """
     form = _nullable(spark_form(rows.schema))
     columns = [

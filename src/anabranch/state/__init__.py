@@ -1,1 +1,1 @@
-"""Keyed state as a thing of its own: tables, key groups, checkpoints."""
+"""Keyed state as a first-class object: tables, key groups, checkpoints."""

@@ -1,8 +1,8 @@
-"""Captures that build on one another, judged without their rows.
+"""Chains of captures, checked without reading their rows.
 
-A *chain* is any number of captures of one operator, by whichever instances: for every key group it
-has a full capture and captures after it. A capture of what changed since a base brings state of any
-version from the base on to its own version, so it follows on every capture between the two.
+A *chain* is any number of captures of one operator, by any instances. For every key group it has a
+full capture and incremental captures after it. An incremental capture advances state of any version
+from its base on to its own version, so it can follow every capture between the two.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def follow(links: Sequence[Link]) -> Chain:
         at[mine] = link.version
     groups = KeyGroups.of(np.flatnonzero(at != _UNSEEN))
     if not groups:
-        raise CheckpointError("there are no captures, or none of any key group")
+        raise CheckpointError("there is no capture of any key group")
     versions, bases = (np.unique(given[list(groups)]).tolist() for given in (at, since))
     if len(versions) > 1 or len(bases) > 1:
         parts = [

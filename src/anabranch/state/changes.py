@@ -1,4 +1,4 @@
-"""What one version does to a table."""
+"""The changes of one version to a table."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from anabranch.state.strings import Strings
 Array = npt.NDArray[Any]
 
 _LOOK_AT = 16
-"""So many rows are looked at for each that may be shed: to look takes far less time."""
+"""The number of rows that are read for each row that may be shed, as reading is far cheaper."""
 
 
 class Changes:
-    """The changes of a version that is under way, and its counters.
+    """The changes of the unfinished version, and its counters.
 
-    The first time a row is touched its image goes to the journal; the first time since a
-    checkpoint it goes to the list of changed rows. Row numbers that come in are good ones.
+    The first change of a row in the version writes its image to the journal. The first change since
+    a checkpoint adds it to the list of changed rows. Row numbers must be valid.
     """
 
     def __init__(self, storage: Storage, counters: Counters, *, track_dirty: bool) -> None:
@@ -44,11 +44,11 @@ class Changes:
         """What :meth:`dirty` found, as long as that is so."""
 
     def rows(self) -> Array:
-        """The rows touched, in the order in which they first were."""
+        """The touched rows, in the order of their first changes."""
         return np.concatenate([*self._rows, np.empty(0, np.int64)])
 
     def touch(self, rows: Array) -> None:
-        """Keep what is needed to undo a change of these rows, and count them as changed."""
+        """Write the before-images of these rows, and mark them as changed."""
         counters = self.counters
         self._dirty = None
         first, dirty = np.empty((2, len(rows)), np.int64)
@@ -117,7 +117,7 @@ class Changes:
         return born[~listed]
 
     def shed(self, groups: KeyGroups, most: int) -> int:
-        """Let rows of some groups be gone; see :meth:`StateTable.shed`."""
+        """Drop rows of some groups; see :meth:`StateTable.shed`."""
         counters = self.counters
         number = _number_of(groups)
         if counters.shedding != number:
@@ -140,7 +140,7 @@ class Changes:
         return counters.unshed
 
     def delete(self, rows: Array) -> None:
-        """Let rows be dead."""
+        """Mark rows as deleted."""
         self.touch(rows)
         gone = self._storage.change(rows, LIVE, DEAD)
         self.counters.live -= len(gone)
@@ -159,7 +159,7 @@ class Changes:
             self.counters.appended += self._storage.heaps[which].append(its, rows, strings)
 
     def mark_clean(self) -> None:
-        """Let the list of changed rows start anew; rows that ended before can be freed."""
+        """Start a new list of changed rows. Rows that were deleted before can be freed."""
         counters = self.counters
         if counters.dead:
             _, gone = self.dirty()
@@ -179,7 +179,7 @@ class Changes:
         return self._dirty
 
     def complete(self) -> Counters:
-        """The counters that the finished version has."""
+        """The counters of the finished version."""
         if not self._track_dirty:
             self.mark_clean()
         self.counters.changed = sum(map(len, self._rows))

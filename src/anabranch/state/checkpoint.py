@@ -1,13 +1,13 @@
-"""The file of a checkpoint: an Arrow IPC stream, closed by a checksum.
+"""The checkpoint file: an Arrow IPC stream, followed by a checksum.
 
-Any Arrow reader can open the file as a stream; what is behind the end of the stream is ours::
+Any Arrow reader can open the file as a stream. The library adds a trailer after the stream::
 
     Arrow stream   the rows; a JSON header in the metadata of the schema
     8 bytes        length of the stream, little endian
     16 bytes       mark and format number
     8 bytes        xxh3_64 of everything before, little endian
 
-A file is used only after its length and checksum were found right.
+A file is used only after its length and checksum were verified.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADER = b"anabranch"
 
 
 def write(capture: Capture) -> pa.Buffer:
-    """The bytes of a checkpoint file. The slow part of a checkpoint: not for the critical path."""
+    """The bytes of a checkpoint file. This is slow, and must be off the critical path."""
     schema = _schema(capture)
     measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
     _stream(measure, schema, capture.rows)
@@ -45,10 +45,10 @@ def write(capture: Capture) -> pa.Buffer:
 
 
 def save(capture: Capture, path: Path) -> None:
-    """Write the same bytes into a file of this machine, that is there as a whole or not at all.
+    """Write the same bytes to a local file, atomically.
 
-    They are never in one piece in memory: to get a large piece can take the system longer than
-    everything else here. Only this user can read the file.
+    They are never contiguous in memory: allocating a large block can take the system longer than
+    all other steps. Only this user can read the file.
     """
     half = path.with_name(f".{path.name}.half")
     try:
@@ -94,7 +94,7 @@ def seal(view: memoryview) -> None:
 
 
 def checksum(data: pa.Buffer) -> str:
-    """The checksum that a checkpoint file carries, in hexadecimal; it is not verified here."""
+    """The checksum in a checkpoint file, in hexadecimal, without verifying it."""
     return f"{int.from_bytes(data[-8:].to_pybytes(), 'little'):016x}"
 
 
@@ -105,9 +105,9 @@ def read(
     schema: CheckpointSchema | None = None,
     groups: KeyGroups | None = None,
 ) -> Capture:
-    """The capture in the bytes of a checkpoint file, or what it has of the given groups.
+    """The capture in the bytes of a checkpoint file, or its rows of the given groups.
 
-    ``name`` is the file's, for messages. Everything is verified before anything is used:
+    ``name`` is that of the file, for messages. Everything is verified before anything is used:
     :class:`~anabranch.errors.CheckpointCorrupt` if the bytes are not the ones written, and
     :class:`~anabranch.errors.SchemaChanged` if the columns are not those of ``schema``.
     """
@@ -120,7 +120,7 @@ def read(
         capture = _capture(header, written, rows)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointCorrupt(
-            f"{name}: the checksum is right, but this is no checkpoint that can be read: {error}"
+            f"{name}: the checksum is right, but the checkpoint cannot be read: {error}"
         ) from error
     if schema is not None and schema != written:
         if schema.fingerprint() != written.fingerprint():
@@ -131,7 +131,7 @@ def read(
 
 
 def _verified(data: pa.Buffer, name: str) -> int:
-    """The length of the stream in a file that is whole and unchanged."""
+    """The length of the stream, after verifying that the file is complete and unchanged."""
     if data.size < _TRAILER.size:
         raise CheckpointCorrupt(f"{name}: truncated; {data.size} bytes are too few to be a file")
     size, mark, digest = _TRAILER.unpack(data[-_TRAILER.size :])
@@ -146,7 +146,7 @@ def _verified(data: pa.Buffer, name: str) -> int:
     found = xxhash.xxh3_64_intdigest(data[:-8])
     if found != digest:
         raise CheckpointCorrupt(
-            f"{name}: the checksum of its bytes is {found:016x}, not {digest:016x} as written"
+            f"{name}: the checksum is {found:016x} instead of {digest:016x}, so its bytes changed"
         )
     return int(size)
 

@@ -53,9 +53,8 @@ def _up(size: int) -> int:
 class Arena:
     """The mapped file. The first ``HEADER_BYTES`` are the table's header, the rest arrays.
 
-    Two words per array are kept in the header: how far it is allocated, and how far from its
-    beginning it was given back. They are facts of the file and not of a version: no roll-back
-    touches them.
+    The header has two words per array: how far it is allocated, and how far from its beginning it
+    was freed. They describe the file and not a version, so a roll-back does not change them.
     """
 
     def __init__(self, path: Path, regions: Sequence[Region], *, create: bool = False) -> None:
@@ -76,7 +75,9 @@ class Arena:
             if create:
                 self._allocate(0, HEADER_BYTES, end)
             elif os.fstat(self._fd).st_size != end:
-                raise StateMissing(f"{path} has not the size of a state table with these columns")
+                raise StateMissing(
+                    f"{path} does not have the size of a state table with these columns"
+                )
             self._map = _mapped(self._fd, end, path)
         except BaseException:
             os.close(self._fd)
@@ -102,7 +103,7 @@ class Arena:
         return int(self._allocated[[self._at[name] for name in names]].min())
 
     def ensure(self, name: str, items: int) -> None:
-        """Allocate at least this many items; :class:`StateFull` if there is no room."""
+        """Allocate at least this many items. :class:`StateFull` if there is no room."""
         have = int(self._allocated[self._at[name]])
         if items > have:
             self._allocated[self._at[name]] = self._extend(name, have, items, wrap=False)
@@ -114,7 +115,7 @@ class Arena:
             self._allocated[self._at[name]] = self._extend(name, have, end, wrap=True)
 
     def shrink(self, name: str, items: int) -> None:
-        """Give back what is allocated beyond this many items."""
+        """Free the memory beyond this many items."""
         size = self.regions[name].item_bytes
         low, high = _up(items * size), _up(self.allocated(name) * size)
         if low < high:
@@ -122,26 +123,26 @@ class Arena:
             self._remove(self._offsets[name] + low, high - low)
 
     def trim(self, name: str, items: int) -> None:
-        """Give back what is allocated if it is much more than this many items."""
+        """Free memory if much more than this many items is allocated."""
         if self.allocated(name) > 4 * max(items, _LEAST_ITEMS):
             self.shrink(name, 2 * items)
 
     def clear(self, name: str) -> None:
-        """Give back an array as a whole; it reads as zeros when it has grown again."""
+        """Free a whole array. It reads as zeros when it grows again."""
         region = self.regions[name]
         self._allocated[self._at[name]] = 0
         # All that it could ever have: a process may have died between these two steps before.
         self._remove(self._offsets[name], _up(region.items * region.item_bytes))
 
     def forget(self, name: str, first: int, last: int) -> None:
-        """Give back the whole pages between two items."""
+        """Free the whole pages between two items."""
         size = self.regions[name].item_bytes
         low, high = _up(first * size), last * size // PAGE * PAGE
         if low < high:
             self._remove(self._offsets[name] + low, high - low)
 
     def release_ring(self, name: str, head: int) -> None:
-        """Give back what lies behind the head of a ring."""
+        """Free the memory behind the head of a ring."""
         region = self.regions[name]
         low = int(self._released[self._at[name]])
         high = head * region.item_bytes // PAGE * PAGE // region.item_bytes
@@ -151,7 +152,7 @@ class Arena:
             self._released[self._at[name]] = high
 
     def allocated_bytes(self) -> int:
-        """Bytes that the file really takes."""
+        """The allocated bytes of the file."""
         return os.fstat(self._fd).st_blocks * 512
 
     def is_at(self, path: Path) -> bool:
@@ -178,7 +179,7 @@ class Arena:
             raise StateFull(
                 f"the state table in {self.path.parent} cannot have more than "
                 f"{region.items} items of {name!r}, for which it was made: use more instances. If "
-                "its file system was made larger since, scaling or restoring makes tables anew"
+                "its file system is larger now, scaling or restoring makes a larger table"
             )
         slack = min(max(_LEAST_STEP, (items - released) * size // 8), _GREATEST_STEP)
         for more in (slack, 0):
@@ -205,7 +206,7 @@ class Arena:
             free = shutil.disk_usage(self.path.parent).free
             raise StateFull(
                 f"no room for {stop - start} more bytes of state in {self.path.parent} "
-                f"({free} bytes are free): make it larger, or use another state folder"
+                f"({free} bytes are free): make its file system larger, or use another state folder"
             ) from error
 
     def _remove(self, start: int, length: int) -> None:
@@ -219,8 +220,8 @@ def _mapped(fd: int, length: int, path: Path) -> mmap.mmap:
         if error.errno != errno.ENOMEM:
             raise
         raise StateFull(
-            f"this process has no {length} addresses left for the state table in {path.parent}; "
-            "it has too many tables open, or a limit on its virtual memory (ulimit -v)"
+            f"this process cannot map {length} bytes for the state table in {path.parent}: "
+            "too many tables are open, or its virtual memory is limited (ulimit -v)"
         ) from error
 
 

@@ -165,7 +165,7 @@ class KeyGroups:
 
 
 def assign(key_groups: int, instances: int) -> tuple[KeyGroups, ...]:
-    """The groups of each instance when they are dealt out evenly, in contiguous ranges."""
+    """The groups of each instance in an even assignment of contiguous ranges."""
     _check(key_groups, instances)
     cuts = [i * key_groups // instances for i in range(instances + 1)]
     return tuple(KeyGroups((cut,)) for cut in pairwise(cuts))
@@ -185,9 +185,8 @@ def _check(key_groups: int, instances: int) -> None:
 class Routing:
     """Which instance owns each key group of an operator.
 
-    ``owners[i]`` are the groups of instance ``i``: together they are all of the groups, and no
-    group has two owners. ``epoch`` grows with every change, so that of two tables the newer is
-    known.
+    ``owners[i]`` are the groups of instance ``i``. Every group has exactly one owner. ``epoch``
+    grows with every change and tells which one of two routings is newer.
     """
 
     owners: tuple[KeyGroups, ...]
@@ -248,7 +247,7 @@ class Routing:
         return Routing(tuple(kept), self.epoch + 1)
 
     def divided(self, instances: Iterable[int], parts: int) -> Routing:
-        """The routing with each of these instances divided into so many, as far as it has groups.
+        """The routing with each of these instances divided into several, as far as it has groups.
 
         An instance keeps its number for the first part; the others are numbered from the end on.
         """

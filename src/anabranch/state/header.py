@@ -1,7 +1,7 @@
-"""The counters of a table, changed all at once.
+"""The counters of a table, changed atomically.
 
-They are written as a whole into the slot that is not in use, and one store of eight bytes makes
-that slot the one in use. A process that is killed leaves either the old counters or the new ones.
+They are written to the slot that is not in use. One store of eight bytes then switches the slots. A
+process that is killed leaves either the old counters or the new ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SLOT_WORDS = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a table could ever hold: its arrays have addresses for that."""
+    """The capacity of a table, for which its arrays have addresses."""
 
     rows: int
     ring: int
@@ -86,7 +86,7 @@ class Counters:
     unshed: int = 0
     """Rows before this one are still to be looked at for rows of these groups."""
     mixed: int = 0
-    """Whether rows of groups were shed since the last checkpoint, or still are to be."""
+    """Whether rows of groups were shed since the last checkpoint, or will be."""
     shed: int = 0
     """How many in the list of changed rows were shed, and are no change to a checkpoint."""
     heaps: list[HeapCounters] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Header:
             raise ValueError(f"{heaps} columns of strings and bytes are too many for one table")
 
     def write_layout(self, fingerprint: str, text: str, limits: Limits) -> None:
-        """Say what the table is for. The magic number comes last and makes it one."""
+        """Write the layout of the table. The magic number is written last and makes it valid."""
         described = f"{fingerprint}\n{text}".encode()[:_TEXT_BYTES]
         room = self._words[_TEXT:1024].view(np.uint8)
         room[:] = 0
@@ -118,16 +118,16 @@ class Header:
         self._words[0] = _MAGIC
 
     def check_layout(self, folder: object, fingerprint: str, text: str) -> None:
-        """Refuse a file that is no table, one of another layout, or one that a crash has cut.
+        """Refuse a file that is no table, has another layout, or is from before the last boot.
 
         Pages of a mapped file reach a disk in any order. After a crash of the machine the header
-        may be there and the rows may not, so nothing of before can be trusted.
+        may be on the disk without the rows, so the file cannot be trusted.
         """
         check_magic(self._words, folder)
         if not boot.same_boot(self._words[_BOOT].tobytes().hex()):
             raise StateMissing(
-                f"the state table in {folder} was made before the machine was last started, and "
-                "may not be whole; the state is restored from a checkpoint"
+                f"the state table in {folder} was made before the machine was last started and may "
+                "be incomplete; its state must be restored from a checkpoint"
             )
         described = bytes(self._words[_TEXT:1024].view(np.uint8)).rstrip(b"\0")
         found, _, found_text = described.decode(errors="replace").partition("\n")
@@ -138,7 +138,7 @@ class Header:
 
     @property
     def limits(self) -> Limits:
-        """How much the arrays of the table have addresses for."""
+        """The capacity of the table."""
         return Limits(int(self._words[_ROWS]), int(self._words[_RING]))
 
     def load(self) -> Counters:
@@ -161,7 +161,7 @@ class Header:
 
     @property
     def images(self) -> int:
-        """How many before-images of the journal are whole."""
+        """How many before-images of the journal are complete."""
         return int(self._words[3])
 
     @images.setter
@@ -170,7 +170,7 @@ class Header:
 
     @property
     def undos(self) -> int:
-        """How many entries of the undo log are whole."""
+        """How many entries of the undo log are complete."""
         return int(self._words[4])
 
     @undos.setter

@@ -1,4 +1,4 @@
-"""Strings and bytes of a table, in a ring that is cleaned from behind."""
+"""Strings and bytes of a table, in a ring buffer that is cleaned from its oldest end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLEAN_FROM = 1 << 18
 
 
 class Owner(NamedTuple):
-    """The words that say where the record of each row is."""
+    """The words with the positions of the rows' records."""
 
     words: Array
     stride: int
@@ -51,7 +51,7 @@ class Heap:
         return Region(name, np.dtype(np.uint8), ring)
 
     def reserve(self, counters: HeapCounters, size: int) -> int:
-        """Allocate so many bytes in one piece behind the tail; returns where they start."""
+        """Allocate contiguous bytes behind the tail. Returns their start."""
         left = self._ring - counters.tail % self._ring
         if size > left:
             self._arena.ensure_ring(self._name, counters.tail + left + size)
@@ -117,7 +117,7 @@ class Heap:
         return self.owner.words[self.owner.positions(rows)].astype(np.int64) >> 3
 
     def needs_cleaning(self, counters: HeapCounters) -> bool:
-        """Whether most of what it takes is not in use."""
+        """Whether most of its memory is not in use."""
         used = counters.tail - counters.head
         return used > _CLEAN_FROM and 2 * counters.live < used
 
@@ -137,13 +137,13 @@ class Heap:
         return rows[:count], size, stop - start
 
     def move(self, counters: HeapCounters, rows: Array, size: int) -> None:
-        """Append the records of rows once more, and let them count from now on."""
+        """Append the records of rows again, and use these from now on."""
         place = self.reserve(counters, size)
         kernels.move(self.words, place, *self.owner[:3], rows)
         counters.tail += size
 
     def release(self, counters: HeapCounters) -> None:
-        """Give back the memory behind the head."""
+        """Free the memory behind the head."""
         self._arena.release_ring(self._name, counters.head)
 
 

@@ -1,4 +1,4 @@
-"""The hash index of a table: which row has a key."""
+"""The hash index of a table: from keys to rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ row is in a checkpoint: a key that comes again gets its row back."""
 _SLOTS, _DIRECTORY = "index slots", "index directory"
 _SHRINK_AT_ONCE = 64
 _REBUILD_ROWS = 1 << 17
-"""An index of so few rows is made anew in a few milliseconds."""
+"""An index of at most this many rows is rebuilt in a few milliseconds."""
 _SPARSE_SLOTS = 1 << 16
 """A smaller index is left as it is."""
 
 
 class Index:
-    """Finds and makes rows by key. It is derived from the row records and can be made anew."""
+    """Finds and makes rows by key. It is derived from the row records and can be rebuilt."""
 
     def __init__(self, arena: Arena, head: Array, width: int, heap: Heap) -> None:
         self._arena = arena
@@ -38,14 +38,14 @@ class Index:
 
     @staticmethod
     def regions(max_rows: int) -> list[Region]:
-        """The arrays of an index for so many rows."""
+        """The arrays of an index for a number of rows."""
         return [
             Region(_SLOTS, np.dtype(np.uint64), 16 * max_rows + 32 * segments.SEGMENTS),
             Region(_DIRECTORY, np.dtype(np.int64), segments.DIRECTORY_WORDS),
         ]
 
     def allocate(self) -> None:
-        """Take the room that even an empty index needs."""
+        """Allocate the memory of an empty index."""
         self._arena.ensure(_DIRECTORY, segments.DIRECTORY_WORDS)
         self._arena.ensure(_SLOTS, segments.FIRST_SLOT)
         segments.clear(self._directory)
@@ -141,7 +141,7 @@ class Index:
         segments.retarget(self._slots, self._directory, self._head, self._width, source, target)
 
     def rebuild(self, rows: int) -> None:
-        """Make the index anew from the records of all rows that are not free."""
+        """Rebuild the index from the records of all rows that are not free."""
         self._arena.clear(_SLOTS)
         slots = segments.plan(self._directory, self._head, self._width, rows)
         self._arena.ensure(_SLOTS, slots)
@@ -152,7 +152,7 @@ class Index:
         return self._size() > max(_SPARSE_SLOTS, 16 * entries)
 
     def shrink(self, turn: int, entries: int, rows: int) -> None:
-        """Make the index smaller, or some segments of a large one: another ``turn`` does others."""
+        """Shrink the index, or some segments of a large one, chosen by ``turn``."""
         if max(entries, rows) < _REBUILD_ROWS:
             self.rebuild(rows)
             return

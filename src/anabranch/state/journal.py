@@ -1,4 +1,4 @@
-"""The ways back: before-images of rows for a version, before-images of words for maintenance."""
+"""Undo logs: before-images of rows for a version, before-images of words for maintenance."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROWS, _STATES, _UNDO = "journal rows", "journal states", "undo"
 
 
 class Journal:
-    """What rows were before the version changed them: their state and their value columns.
+    """The before-images of rows that a version has changed: their state and their value columns.
 
-    Keys need no image, as they are only ever written into rows that were free. An image counts
-    once the header's count says so, and that is before the row changes.
+    Keys need no image, as they are only ever written to rows that were free. The count of images in
+    the header grows before the row changes.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Journal:
 
     @staticmethod
     def regions(max_rows: int, columns: Sequence[Region]) -> list[Region]:
-        """The arrays of a journal for so many rows with these columns."""
+        """The arrays of a journal for a number of rows with these columns."""
         return [
             Region(_ROWS, np.dtype(np.int32), max_rows),
             Region(_STATES, np.dtype(np.uint64), max_rows),
@@ -59,7 +59,7 @@ class Journal:
         self._header.images = stop
 
     def restore(self) -> None:
-        """Write all images back. Can be done again if it was cut short."""
+        """Write all images back. Repeatable if the process was killed meanwhile."""
         count = self._header.images
         rows = self._rows[:count].astype(np.int64)
         for _, column, images in self._columns:
@@ -67,7 +67,7 @@ class Journal:
         kernels.restore(self._head, self._width, rows, self._states[:count])
 
     def clear(self) -> None:
-        """Drop all images, and memory that the last version had no use for."""
+        """Drop all images, and free memory that the last version did not use."""
         used = self._header.images
         self._header.images = 0
         for name in (_ROWS, _STATES, *(name for name, _, _ in self._columns)):
@@ -75,7 +75,7 @@ class Journal:
 
 
 class UndoLog:
-    """What single words were before maintenance changed them."""
+    """The values of single words before maintenance changed them."""
 
     def __init__(self, arena: Arena, header: Header, arrays: Sequence[Array]) -> None:
         self._arena, self._header = arena, header
@@ -84,7 +84,7 @@ class UndoLog:
 
     @staticmethod
     def region(max_rows: int, heaps: int) -> Region:
-        """The array of an undo log for a table of so many rows and heaps."""
+        """The array of an undo log for a table with a number of rows and heaps."""
         most = (4 + 2 * heaps) * max_rows  # a row is released, moved, and its records moved
         return Region(_UNDO, np.dtype(np.uint64), min(1 << 28, most), 3)
 
@@ -106,6 +106,6 @@ class UndoLog:
             array[some[:, 1].astype(np.int64)] = some[:, 2]
 
     def clear(self) -> None:
-        """Start anew."""
+        """Clear the log."""
         self._arena.trim(_UNDO, self._header.undos)
         self._header.undos = 0

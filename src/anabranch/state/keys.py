@@ -1,4 +1,4 @@
-"""Keys as the table stores them: fixed-width words, and byte strings of any length.
+"""The stored form of keys: fixed-width words, and byte strings of any length.
 
 Every key column becomes either a few 64-bit words or one part of variable length, so that two
 keys are equal exactly when their words and the bytes of their parts are. Numbers, booleans, times

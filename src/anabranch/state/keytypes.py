@@ -1,4 +1,4 @@
-"""Which Arrow types can be key columns, and when two of them mean the same keys."""
+"""The Arrow types that can be key columns, and whether two types have the same keys."""
 
 import pyarrow as pa
 from pyarrow import types

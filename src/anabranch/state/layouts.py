@@ -1,4 +1,4 @@
-"""The layout of a table as JSON, so that another process can make tables of the same kind."""
+"""The layout of a table as JSON, with which another process can make the same tables."""
 
 from __future__ import annotations
 

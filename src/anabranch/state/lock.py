@@ -1,4 +1,4 @@
-"""The lock that keeps two tasks from one table."""
+"""The lock of a table, which one task holds at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_PAUSE = 0.05
 
 @contextmanager
 def locked(folder: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock of a state folder; the system lets go of it when the process dies.
+    """Hold the lock of a state folder. The system releases it when the process dies.
 
     Waits up to ``timeout`` seconds, then raises :class:`StateLocked`. The folder is made if it is
     not there, so that a table can be created under its lock.
@@ -29,8 +29,8 @@ def locked(folder: Path, timeout: float) -> Iterator[None]:
     while (fd := _try(path)) is None:
         if time.monotonic() >= deadline:
             raise StateLocked(
-                f"the state table in {folder} is held by process {_holder(path)}; waited "
-                f"{timeout:g} s. If it is a task that was given up, let it end, or end it"
+                f"the state table in {folder} is locked by process {_holder(path)}; waited "
+                f"{timeout:g} s. If that is an abandoned task, wait for it to end, or kill it"
             )
         time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(pause * 2, _LONGEST_PAUSE)

@@ -1,7 +1,7 @@
-"""The housekeeping of a table, a bounded amount at the beginning of every version.
+"""Maintenance of a table: a bounded amount of work at the beginning of every version.
 
-It changes a state that is committed and has no journal any more, so every word it changes is kept
-in the undo log first. Index, timer lists and the free stack are derived and need no log.
+It changes committed state, which has no journal any more, so every changed word is written to an
+undo log first. Index, timer lists and the free stack are derived and need no log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def needed(storage: Storage, counters: Counters) -> bool:
 
 
 def run(storage: Storage, counters: Counters) -> None:
-    """Do some of it. The counters are changed, and count when the caller commits them."""
+    """Do a bounded amount of it. The changed counters apply when the caller commits them."""
     storage.undo.clear()
     if counters.tick > _LAST_TICK:
         _renumber(storage, counters)
@@ -57,7 +57,7 @@ def run(storage: Storage, counters: Counters) -> None:
 
 
 def give_back(storage: Storage, counters: Counters, changed: int) -> None:
-    """Return memory that committed counters no longer cover to the system.
+    """Free memory that the committed counters no longer cover.
 
     Lists keep room for as many rows as the last version ``changed``.
     """
@@ -81,7 +81,7 @@ def move_lists_down(storage: Storage, counters: Counters) -> None:
 
 
 def release(storage: Storage, counters: Counters, most: int) -> None:
-    """Free rows that are dead and whose end is in a checkpoint."""
+    """Free deleted rows whose deletion is in a checkpoint."""
     stop = min(counters.queue_to, counters.queue_from + most)
     queue = storage.queue.rows[counters.queue_from : stop]
     rows = np.empty(len(queue), np.int64)

@@ -1,4 +1,4 @@
-"""A part: captured rows in a file at its holders, as a pointer to decide by before bytes move."""
+"""A part: the description of a stored capture, enough to decide what to read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from anabranch.units import Version
 
 
 def peer_name(host: str, name: str) -> str:
-    """The name, in the store of all peers, of what one of them has under a name."""
+    """The name of a peer's backup in the store of all peers."""
     return f"{quote(host, safe='')}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of some key groups of an operator at a version: all of them, or what changed.
+    """Rows of some key groups of an operator at a version: all rows, or the changed ones.
 
-    A part with a ``base`` brings state of any version from its base on to its own version.
+    A part with a ``base`` advances state of any version from its base on to its own version.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Part:
 
     @classmethod
     def from_json(cls, value: dict[str, Any], operator: str = "") -> Part:
-        """The part that :meth:`to_json` wrote; ``operator`` is of one that did not say."""
+        """The part that :meth:`to_json` wrote. ``operator`` is the default of older forms."""
         found = {"operator": operator} | value
         groups, holders = KeyGroups.parse(found["groups"]), tuple(found.get("holders", ()))
         return cls(**found | {"groups": groups, "holders": holders})

@@ -1,4 +1,4 @@
-"""Partition captured state over instances, and merge it again."""
+"""Partitioning captured state over instances, and merging it."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ def partition(
         found = follow(parts[instance]).groups if parts[instance] else KeyGroups()
         if found != groups:
             raise CheckpointError(
-                f"instance {instance} is to have groups {groups}, and the captures lack "
-                f"{groups - found}"
+                f"instance {instance} needs groups {groups}, but the captures lack {groups - found}"
             )
     return parts
 
 
 def merge(captures: Sequence[Capture]) -> Capture:
-    """One capture that amounts to the same as all of these.
+    """One capture that is equivalent to all of these.
 
-    It joins the captures of several instances, and a chain of changes with what they are changes
-    of. The result is full if the chain starts with full captures. It belongs to the instance of
-    the first capture.
+    It combines the captures of several instances, and a chain of incremental captures. The result
+    is full if the chain starts with full captures. It belongs to the instance of the first capture.
     """
     chain = follow(captures)
     first = captures[0]

@@ -1,4 +1,4 @@
-"""Restore: a table made from captures, whole or not at all; and brought further by later ones."""
+"""Restore: making a table from captures, atomically, and advancing it by later captures."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _RESTORING = ".restoring"
 def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> None:
     """Make a table in a new folder that has the state of a chain of captures.
 
-    The table is at the version of the chain, counts as unchanged since, and cannot be rolled back.
-    The folder appears when the table is whole; until then, or for good if the process is killed,
-    there is only ``.<name>.restoring`` beside it, which the next attempt replaces.
+    The table is at the version of the chain, has no changes since, and cannot be rolled back. The
+    folder appears when the table is complete. Until then, and if the process is killed, there is
+    only ``.<name>.restoring`` beside it, which the next attempt replaces.
     """
     chain = check(layout, captures)
     if folder.exists():
-        raise StateError(f"cannot restore into {folder}: there already is something")
+        raise StateError(f"cannot restore into {folder}: it already exists")
     fresh = half_made(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     table = StateTable.create(fresh, layout, version=Version(chain.version - 1))
@@ -57,7 +57,7 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
 
 
 def check(layout: TableLayout, captures: Sequence[Capture]) -> Chain:
-    """What the captures amount to; CheckpointError or SchemaChanged if no table can be made."""
+    """Check a chain of captures. CheckpointError or SchemaChanged if it cannot make a table."""
     chain = follow(captures)
     if chain.base is not None:
         raise CheckpointError(
@@ -68,12 +68,12 @@ def check(layout: TableLayout, captures: Sequence[Capture]) -> Chain:
 
 
 def half_made(folder: Path) -> Path:
-    """Where a table is until it is whole; and for good if the process is killed."""
+    """The folder of a table that is being restored."""
     return folder.with_name(f".{folder.name}{_RESTORING}")
 
 
 def name_of(folder: Path) -> str:
-    """The name of the table in a folder, or of the one that was half made there."""
+    """The name of the table in a folder, complete or not."""
     name = folder.name
     half = name.startswith(".") and name.endswith(_RESTORING)
     return name[1 : -len(_RESTORING)] if half else name
@@ -82,10 +82,10 @@ def name_of(folder: Path) -> str:
 def advance(
     table: StateTable, captures: Sequence[Capture], groups: KeyGroups, version: Version, fence: int
 ) -> None:
-    """Bring the groups of a table to a version by captures of what changed since.
+    """Bring the groups of a table to a version by incremental captures.
 
-    The caller holds its lock. The table counts as unchanged since then. It goes there in one step,
-    and can be rolled back to the version that it was at.
+    The caller holds its lock. The table has no changes since that version. It advances in one step,
+    and can be rolled back to its version before.
     :class:`~anabranch.errors.CheckpointError`, and nothing is changed, if the captures do not bring
     all of the groups from the one version to the other.
     """

@@ -1,4 +1,4 @@
-"""All the arrays of one table, and what holds between them."""
+"""All arrays of one table, and their invariants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_ROWS = (1 << 31) - 2
 _ADDRESS_SPACE = 1 << 40
 _LEAST_ROWS, _LEAST_RING = 1 << 16, 1 << 20
 _SCAN_BELOW = 32
-"""To look at so many marks takes as long as to sort one row number."""
+"""Reading this many marks takes as long as sorting one row number."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +61,26 @@ def _value_region(column: Column, items: int) -> Region:
 
 
 class RowList:
-    """Row numbers, one after the other; how many is for the counters to say."""
+    """A list of row numbers. The counters have its length."""
 
     def __init__(self, arena: Arena, name: str) -> None:
         self._arena, self._name = arena, name
         self.rows = arena.array(name)
 
     def write(self, at: int, rows: Array) -> int:
-        """Put rows at this position and on; returns the one behind them."""
+        """Write rows from this position on. Returns the position behind them."""
         end = at + len(rows)
         self._arena.ensure(self._name, end)
         self.rows[at:end] = rows
         return end
 
     def trim(self, count: int) -> None:
-        """Give back memory if so many rows leave much unused."""
+        """Free memory if this number of rows leaves much of it unused."""
         self._arena.trim(self._name, count)
 
 
 class Storage:
-    """The open file of a table. Knows arrays and counters, but no versions."""
+    """The open file of a table: arrays and counters, without versions."""
 
     def __init__(self, folder: Path, layout: TableLayout, *, create_as: Path | None = None) -> None:
         self.folder, self.layout = folder, layout
@@ -141,7 +141,7 @@ class Storage:
         return flat.reshape(-1, region.width) if region.width > 1 else flat
 
     def initialise(self, version: int) -> None:
-        """Turn a file of holes into an empty table."""
+        """Initialise a sparse file as an empty table."""
         self.index.allocate()
         if self.timers is not None:
             self.timers.allocate()
@@ -158,16 +158,16 @@ class Storage:
             raise KeyError(f"no state column {name!r}; there are {known}") from None
 
     def capacity(self) -> int:
-        """How many rows there is room for."""
+        """The number of rows that fit."""
         return self.arena.least_allocated(self._grown)
 
     def reserve_rows(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Make room for a number of rows."""
         for name in self._grown:
             self.arena.ensure(name, rows)
 
     def shrink_rows(self, rows: int) -> None:
-        """Give back room for more rows than these."""
+        """Free the memory beyond this number of rows."""
         for name in self._grown:
             self.arena.shrink(name, rows)
 
@@ -260,7 +260,7 @@ class Storage:
             column[target] = column[source]
 
     def settle(self, counters: Counters, *, from_states: bool = False) -> None:
-        """Make everything that is derived anew, for these counters.
+        """Rebuild all derived data for these counters.
 
         The free stack is right, and says which rows are free; or else the states of rows are
         (``from_states``), and the stack is made from them.
@@ -283,7 +283,7 @@ class Storage:
 
 
 def _limits(folder: Path, width: int, columns: list[Region]) -> Limits:
-    """What a table can hold: no more than its file system, nor than it may have addresses for."""
+    """The capacity of a table, limited by its file system and by its address space."""
     values = sum(column.item_bytes for column in columns)
     in_journal = values + 12
     row = 8 * width + 4 + 8 + in_journal + 128 + 48
@@ -298,7 +298,7 @@ def _limits(folder: Path, width: int, columns: list[Region]) -> Limits:
 
 
 def _check(folder: Path, layout: TableLayout, heaps: int) -> Limits:
-    """Look at the header alone: the size of the rest depends on what it says."""
+    """Check the header alone, which determines the size of the rest."""
     try:
         with (folder / FILE).open("rb") as file:
             data = file.read(HEADER_BYTES)

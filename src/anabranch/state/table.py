@@ -1,4 +1,4 @@
-"""The state table: rows found by key, columns of values, and a way back for every version."""
+"""The state table: rows by key, columns of values, and roll-back of every version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCAN_ROWS = 1 << 18
 class StateTable:
     """The rows of one slice of an operator, in one memory-mapped file.
 
-    Row numbers are good until the end of the version. All methods that change something must be
+    Row numbers are valid until the end of the version. All methods that change something must be
     called between :meth:`begin` and :meth:`finish`, under :meth:`lock`.
     """
 
@@ -54,7 +54,7 @@ class StateTable:
     def create(
         cls, folder: Path, layout: TableLayout, *, version: Version = NO_VERSION
     ) -> StateTable:
-        """Make an empty table that counts as being at ``version``; refuses an existing one."""
+        """Make an empty table at ``version``. Refuses an existing one."""
         private_folder(folder)
         made = folder / f"{FILE}.{uuid.uuid4().hex}"
         try:
@@ -79,19 +79,19 @@ class StateTable:
         return cls(Storage(folder, layout))
 
     def close(self) -> None:
-        """Let go of the file. Arrays that were handed out stay readable."""
+        """Close the file. Arrays that were returned stay readable."""
         if self._open is not None:
             self._open.arena.close()
         # The memory is unmapped with the last array that is in use.
         self._open = self._changes = None
 
     def replaced(self) -> bool:
-        """Whether the folder has another table by now, or none."""
+        """Whether the folder now has another table, or none."""
         return not self._storage.arena.is_at(self._file)
 
     @property
     def addresses(self) -> int:
-        """How many bytes of this process's addresses the open table takes."""
+        """The mapped size of the open table, in bytes."""
         return self._storage.arena.addresses
 
     @property
@@ -105,7 +105,7 @@ class StateTable:
         storage_module.remove(self.folder)
 
     def lock(self, timeout: float) -> AbstractContextManager[None]:
-        """Keep every other task away; :class:`StateLocked` after ``timeout`` seconds."""
+        """Lock the table against other tasks. :class:`StateLocked` after ``timeout`` seconds."""
         return locked(self.folder, timeout)
 
     # Versions
@@ -141,13 +141,13 @@ class StateTable:
     ) -> None:
         """Start a version, on top of the one before it, or of the version ``since``.
 
-        ``fence`` is a number that grows with every attempt of a batch, and ``attempt`` one that
-        grows with every attempt of a task in it: a lower pair than the table has seen is refused
-        with :class:`Fenced`, before anything changes. What a dead attempt left is rolled back, and
-        so is a finished version that is begun again; a task that begins its own version again is
-        refused with :class:`Reshaped`. :class:`StateMissing` if the table is then not at the
-        version to start from. ``track_dirty=False`` is for tables without incremental checkpoints:
-        deleted rows are then free at once.
+        ``fence`` and ``attempt`` are the fencing token: ``fence`` grows with every attempt of a
+        batch, and ``attempt`` with every attempt of a task in it. A pair lower than the greatest
+        one that the table has seen is refused with :class:`Fenced`, before anything changes. An
+        unfinished version is rolled back, and so is a finished version that is begun again. A task
+        that begins its own version again is refused with :class:`Reshaped`. :class:`StateMissing`
+        if the table is then not at the version to start from. ``track_dirty=False`` is for tables
+        without incremental checkpoints: deleted rows are then free at once.
         """
         if self.replaced():
             raise StateMissing(f"the state table in {self.folder} was removed; open it again")
@@ -157,12 +157,12 @@ class StateTable:
         self._changes = Changes(self._storage, counters, track_dirty=track_dirty)
 
     def finish(self) -> None:
-        """Make the version the table's own. It can still be rolled back until the next begins."""
+        """Finish the version. It can be rolled back until the next one begins."""
         versions.finish(self._storage, self._writing().complete())
         self._changes = None
 
     def rollback(self) -> None:
-        """Undo the version that is not finished, or else the last one that did."""
+        """Roll back the unfinished version, or else the last finished one."""
         self._changes = None
         if self._storage.header.load().maintaining:
             versions.recover(self._storage)
@@ -170,7 +170,7 @@ class StateTable:
             versions.roll_back(self._storage)
 
     def forget_previous(self) -> None:
-        """Let the last finished version be one that cannot be rolled back."""
+        """Drop the journal, so that the last finished version cannot be rolled back."""
         versions.forget(self._storage, self._storage.header.load())
 
     # Rows
@@ -193,7 +193,7 @@ class StateTable:
         return self._writing().append(keys)
 
     def reindex(self) -> None:
-        """Let all rows be found that :meth:`append` has made."""
+        """Add all rows that :meth:`append` has made to the index."""
         self._storage.index.rebuild(self._writing().counters.rows)
 
     def find(self, keys: KeyBatch) -> Array:
@@ -207,7 +207,7 @@ class StateTable:
         self._writing().touch(self._checked(rows))
 
     def delete(self, rows: Array) -> None:
-        """Forget rows. They may be named more than once."""
+        """Delete rows. A row may occur several times."""
         self._writing().delete(self._checked(rows))
 
     def column(self, name: str) -> Array:
@@ -229,7 +229,7 @@ class StateTable:
         return self._storage.heaps[which].get(rows, self.layout.values[name].type.arrow)
 
     def set(self, name: str, rows: Array, values: Any) -> None:
-        """Put values into rows; the last one counts for a row named twice.
+        """Set values of rows. The last one counts where a row occurs twice.
 
         Strings and bytes are an Arrow array, or anything Arrow makes one of.
         """
@@ -244,7 +244,7 @@ class StateTable:
             column[rows] = values
 
     def changed(self) -> Array:
-        """The live rows touched in this version, in the order in which they first were."""
+        """The live rows touched in this version, in the order of their first changes."""
         rows = self._writing().rows()
         live: Array = rows[self._storage.states(rows) == LIVE]
         return live
@@ -254,14 +254,14 @@ class StateTable:
         return self._storage.in_state(LIVE, 0, self._counters().rows)
 
     def part(self, number: int, parts: int) -> Array:
-        """The live rows in one of so many equal parts of the table."""
+        """The live rows in one of several equal parts of the table."""
         total = self._counters().rows
         return self._storage.in_state(LIVE, total * number // parts, total * (number + 1) // parts)
 
     def scan(self, predicate: Callable[[Mapping[str, Array]], Array]) -> Array:
-        """The live rows for which a function of the fixed-width columns says true.
+        """The live rows for which a function of the fixed-width columns is true.
 
-        It is given a part of the rows at a time and answers with one boolean for each.
+        It gets a part of the rows at a time and returns one boolean for each.
         """
         fixed = [c.name for c in self.layout.values if not c.type.variable]
         found = []
@@ -278,7 +278,7 @@ class StateTable:
         return self.records(rows)[2]
 
     def records(self, rows: Array) -> tuple[Array, Array, list[pa.Array]]:
-        """:meth:`hashes`, :meth:`groups` and :meth:`keys` of rows, with one look at each."""
+        """:meth:`hashes`, :meth:`groups` and :meth:`keys` of rows, in one pass."""
         return self._storage.records(self._checked(rows))
 
     def hashes(self, rows: Array) -> Array:
@@ -291,29 +291,29 @@ class StateTable:
         return (self._storage.infos(self._checked(rows)) >> np.uint64(2)).astype(np.uint16)
 
     def groups_count(self) -> Array:
-        """How many live rows each key group has. Looks at every row."""
+        """The number of live rows of each key group. Reads every row."""
         return np.bincount(self.groups(self.live()), minlength=self.layout.key.key_groups)
 
     @property
     def count(self) -> int:
-        """How many live rows there are."""
+        """The number of live rows."""
         return self._counters().live
 
     @property
     def bytes(self) -> int:
-        """How much memory the table takes."""
+        """The allocated memory of the table in bytes."""
         return self._storage.arena.allocated_bytes()
 
     # Timers
 
     def set_timer(self, rows: Array, times: Array) -> None:
-        """Let rows be due at these times, instead of when they were before."""
+        """Set the timers of rows, in place of earlier ones."""
         rows = self._checked(rows)
         self._writing().touch(rows)
         self._timers().put(rows, np.require(times, np.int64, ["C", "W"]))
 
     def clear_timer(self, rows: Array) -> None:
-        """Take the timers of rows away."""
+        """Remove the timers of rows."""
         rows = self._checked(rows)
         self._writing().touch(rows)
         self._timers().clear(rows)
@@ -324,9 +324,9 @@ class StateTable:
         return pa.array(times, mask=times == NEVER)
 
     def due(self, upto: int) -> Array:
-        """The rows whose time is at most ``upto``, by time, and by hash where it is the same.
+        """The rows whose time is at most ``upto``, ordered by time, then by hash.
 
-        They stay due until their timer is set anew or cleared, or they are deleted.
+        They stay due until their timer is set again or cleared, or they are deleted.
         """
         rows = self._timers().due(upto, self._counters().rows)
         found: Array = rows[_by_time(self._timers().times[rows], self.hashes(rows))]
@@ -337,7 +337,7 @@ class StateTable:
     def dirty(self) -> tuple[Array, Array]:
         """The live rows changed, and the rows deleted, since the last :meth:`mark_clean`.
 
-        Each row is there once. A key that was deleted and came back is a changed row.
+        Each row occurs once. A key that was deleted and inserted again is a changed row.
         """
         if self._changes is not None:
             return self._changes.dirty()
@@ -345,7 +345,7 @@ class StateTable:
 
     @property
     def dirty_count(self) -> int:
-        """How many rows :meth:`dirty` has, deleted ones included and those that were shed not."""
+        """The number of rows in :meth:`dirty`, including deleted rows and excluding shed rows."""
         counters = self._counters()
         return counters.dirty_to - counters.dirty_from - counters.shed
 
@@ -356,9 +356,9 @@ class StateTable:
         return Version(self._counters().clean_since)
 
     def mark_clean(self) -> None:
-        """Let :meth:`dirty` start from here, after a checkpoint of it was taken.
+        """Start a new list for :meth:`dirty`, after a checkpoint was captured.
 
-        Inside a version only, and undone with it.
+        Only inside a version, and rolled back with it.
         """
         self._writing().mark_clean()
 
@@ -372,20 +372,20 @@ class StateTable:
         return bool(self._counters().mixed)
 
     def shed(self, groups: KeyGroups, most: int) -> int:
-        """Remove at most so many rows of key groups that are not the table's any more.
+        """Remove at most ``most`` rows of key groups that the table does not serve any more.
 
-        Returns how many rows are left to look at: 0 if there is no row of these groups any more.
-        Each call goes on where the one before stopped, in this version or in an earlier one, so
-        that all of them look at every row once; one with other groups starts anew. Rows shed are no
-        deletions to a checkpoint of the groups that stay, and are free when the next version
-        begins. No row of these groups may be made meanwhile.
+        Returns how many rows are left to check: 0 if there is no row of these groups any more. Each
+        call continues where the last one stopped, in this version or in an earlier one, so that all
+        calls together check every row once. A call with other groups starts again. A checkpoint of
+        the groups that stay does not have shed rows as deletions. They are free when the next
+        version begins. No row of these groups may be made meanwhile.
         """
         if most < 1:
             raise ValueError(f"most={most}: at least one row must be shed at a time")
         return self._writing().shed(groups, most)
 
     def validate(self) -> None:
-        """Check that everything in the table agrees; AssertionError if not. Looks at every row."""
+        """Check the invariants of the table. AssertionError if one is violated. Reads every row."""
         validate(self._storage, self._counters())
 
     # What the methods above are made of
@@ -401,7 +401,9 @@ class StateTable:
 
     def _writing(self) -> Changes:
         if self._changes is None:
-            raise StateError(f"the state table in {self.folder} is in no version: begin one first")
+            raise StateError(
+                f"the state table in {self.folder} has no open version; begin one first"
+            )
         if self._changes.broken:
             raise StateError(
                 f"a change to the state table in {self.folder} failed half way: roll it back"
@@ -409,7 +411,7 @@ class StateTable:
         return self._changes
 
     def _checked(self, rows: Array) -> Array:
-        """Row numbers as kernels take them. An unchecked one could touch any memory."""
+        """Row numbers for kernels, checked, as a wrong one could touch any memory."""
         given = np.require(rows, np.int64, ["C", "W"])
         if len(given):
             least, most = given.min(), given.max()

@@ -1,4 +1,4 @@
-"""Timers of rows: which are due, without looking at the others."""
+"""Timers of rows, with access to the due ones without reading the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MANY = 1024
 
 
 class Timers:
-    """One optional time per row. The lists are derived from the times and can be made anew."""
+    """One optional time per row. The lists are derived from the times and can be rebuilt."""
 
     def __init__(self, arena: Arena, head: Array, width: int) -> None:
         self._arena = arena
@@ -39,20 +39,20 @@ class Timers:
         ]
 
     def allocate(self) -> None:
-        """Take the room that even a table without rows needs."""
+        """Allocate the memory of a table without rows."""
         self._arena.ensure(_LISTS, 2 * kernels.LISTS)
         self._arena.ensure(_CLOCK, 2)
 
     def put(self, rows: Array, times: Array) -> None:
-        """Give rows timers; ``NEVER`` takes them away."""
+        """Set timers of rows. ``NEVER`` removes them."""
         kernels.put(self.times, self._lists, self._links, self._clock, rows, times)
 
     def clear(self, rows: Array) -> None:
-        """Take the timers of rows away."""
+        """Remove the timers of rows."""
         self.put(rows, np.full(len(rows), NEVER, np.int64))
 
     def due(self, upto: int, rows: int) -> Array:
-        """The rows, of so many, whose time is at most ``upto``; in no order."""
+        """The rows below a count whose time is at most ``upto``, in no order."""
         if self._clock[1] == 0:
             return np.empty(0, np.int64)
         if upto > self._clock[0]:
@@ -75,7 +75,7 @@ class Timers:
         kernels.replace(self.times, self._lists, self._links, source, target)
 
     def rebuild(self, rows: int) -> None:
-        """Make the lists anew from the times of all live rows."""
+        """Rebuild the lists from the times of all live rows."""
         now = int(self._clock[0])
         kernels.rebuild(self.times, self._lists, self._links, self._head, self._width, rows, now)
 

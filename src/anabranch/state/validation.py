@@ -1,4 +1,4 @@
-"""What always holds in a table, for tests and for doubts."""
+"""The invariants of a table, for tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anabranch.state.timers import NEVER
 
 
 def validate(storage: Storage, counters: Counters) -> None:
-    """Raise AssertionError, with detail, if something does not hold."""
+    """Raise AssertionError, with details, if an invariant is violated."""
     live = storage.in_state(LIVE, 0, counters.rows)
     dead = storage.in_state(DEAD, 0, counters.rows)
     free = storage.in_state(FREE, 0, counters.rows)

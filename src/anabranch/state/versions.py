@@ -1,4 +1,4 @@
-"""How a table goes from one version to the next, and back."""
+"""Beginning, finishing and rolling back a version of a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NO_TASK = -1
 def begin(storage: Storage, version: int, base: int, fence: int, attempt: int) -> Counters:
     """Start a version on top of another one, ``base``; returns the counters to work with.
 
-    A version that did not finish is rolled back first, and so is the last one that did, if that
-    leads to ``base``.
+    An unfinished version is rolled back first, and so is the last finished one, if that leads to
+    ``base``.
     """
     header = storage.header
     counters = header.load()
@@ -49,14 +49,14 @@ def begin(storage: Storage, version: int, base: int, fence: int, attempt: int) -
 
 
 def forget(storage: Storage, counters: Counters) -> None:
-    """Give up the way back to the version before the last finished one."""
+    """Drop the journal, so that the last finished version cannot be rolled back."""
     counters.previous = NONE
     storage.header.flip(counters)
     storage.journal.clear()
 
 
 def finish(storage: Storage, counters: Counters) -> None:
-    """Make the version that these counters are of the table's version."""
+    """Finish the version of these counters."""
     stored = storage.header.load()
     if _writer(stored) != _writer(counters):
         raise Fenced(
@@ -71,7 +71,7 @@ def finish(storage: Storage, counters: Counters) -> None:
 
 
 def recover(storage: Storage) -> Counters:
-    """Undo whatever a process that died was in the middle of."""
+    """Roll back the unfinished work of a process that died."""
     counters = storage.header.load()
     if counters.maintaining:
         return _undo_maintenance(storage)
@@ -81,12 +81,12 @@ def recover(storage: Storage) -> Counters:
 
 
 def roll_back(storage: Storage) -> Counters:
-    """Return to the version before the one in the journal. Can be done again if cut short."""
+    """Roll back to the version before the journal. Repeatable if the process is killed."""
     header = storage.header
     now = header.load()
     if now.previous == NONE and now.unfinished == NONE:
         raise StateMissing(
-            f"the state table in {storage.folder} has {describe(now)}, and no journal to go back"
+            f"the state table in {storage.folder} has {describe(now)}, and no journal to roll back"
         )
     counters = header.begun()
     counters.fence, counters.attempt = now.fence, now.attempt
@@ -99,7 +99,7 @@ def roll_back(storage: Storage) -> Counters:
 
 
 def describe(counters: Counters) -> str:
-    """Which versions a table has, for messages."""
+    """The versions of a table, for messages."""
     text = f"version {counters.version}"
     if counters.previous != NONE:
         text += f" and can go back to {counters.previous}"
@@ -109,7 +109,7 @@ def describe(counters: Counters) -> str:
 
 
 def _refuse_again(storage: Storage, counters: Counters, version: int) -> None:
-    """Refuse a task that runs a version for the second time: it has the rows of two instances."""
+    """Refuse a task that runs a version a second time, as it has the rows of two instances."""
     if version in (counters.version, counters.unfinished):
         raise Reshaped(
             f"one Spark task ran version {version} of the state table in {storage.folder} twice: "

@@ -1,4 +1,4 @@
-"""The state as an operator sees it: rows found by key, columns changed by row."""
+"""The state for an operator: rows by key, columns changed by row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_GROUPS = KeyGroups()
 
 
 class Keyed(Protocol):
-    """Rows that carry their keys, such as those that come into ``process()``."""
+    """Rows with their keys, such as the input of ``process()``."""
 
     hashes: Array | None
     """The 64-bit hash of each row's key (uint64)."""
@@ -44,10 +44,11 @@ class Column:
 class State:
     """The table of one slice of an operator during one batch.
 
-    A slice has all rows of some keys; an instance runs one or several. Rows of groups that have
-    ``left`` for another slice may still be in the table: they are not seen any more.
+    A slice has all rows of some keys. An instance runs one or several slices. Rows of groups that
+    have ``left`` for another slice may still be in the table, but are not visible.
 
-    Row numbers are good until the end of the batch. Every change is undone if the batch fails.
+    Row numbers are valid until the end of the batch. Every change is rolled back if the batch
+    fails.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class State:
         return Column(self.table, name)
 
     def set(self, name: str, at: Array, values: Any) -> None:
-        """Put values into rows; the last one wins where a row is named twice."""
+        """Set values of rows. The last one counts where a row occurs twice."""
         self.table.set(name, at, values)
 
     def add(self, name: str, at: Array, values: Any) -> None:
-        """Add values to rows; rows may be named any number of times."""
+        """Add values to rows. A row may occur any number of times."""
         self._reduce(reduce.add, name, at, values)
 
     def min(self, name: str, at: Array, values: Any) -> None:
@@ -105,7 +106,7 @@ class State:
         function(column, np.ascontiguousarray(at), np.ascontiguousarray(given))
 
     def delete(self, at: Array) -> None:
-        """Forget rows and their keys."""
+        """Delete rows and their keys."""
         self.table.delete(at)
 
     def keys(self, at: Array) -> list[pa.Array]:
@@ -113,23 +114,23 @@ class State:
         return self.table.keys(at)
 
     def part(self, number: int, parts: int) -> Array:
-        """The live rows in one of so many equal parts of the state.
+        """The live rows in one of several equal parts of the state.
 
-        To look through all of a large state, take another part in every batch, for example
+        To scan a large state, read another part in every batch, for example
         ``context.version % parts``.
         """
         return self._seen(self.table.part(number, parts))
 
     def changed(self) -> Array:
-        """The rows changed in this batch, in the order in which they first were."""
+        """The rows changed in this batch, in the order of their first changes."""
         return self.table.changed()
 
     def set_timer(self, at: Array, times: Any) -> None:
-        """Ask for rows to be due at these times (microseconds since the epoch)."""
+        """Set the timers of rows to these times (microseconds since 1970)."""
         self.table.set_timer(at, np.broadcast_to(np.asarray(times, np.int64), at.shape))
 
     def clear_timer(self, at: Array) -> None:
-        """Take the timers of rows back."""
+        """Remove the timers of rows."""
         self.table.clear_timer(at)
 
     def due(self, upto: int) -> Array:

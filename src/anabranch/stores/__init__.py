@@ -1,7 +1,7 @@
-"""Stores of bytes under names, and what is kept in them: parts, and the manifests that name them.
+"""Backup stores, which keep bytes under names, and their contents: parts and manifests.
 
-A store is five methods (:mod:`~anabranch.stores.store`). Captures go into it and come out of it
-(:mod:`~anabranch.stores.parts`). Which store a query has is its backup policy's to say.
+A store has five methods (:mod:`~anabranch.stores.store`). Captures are written to it and read from
+it as parts (:mod:`~anabranch.stores.parts`). The backup policy of a query chooses the store.
 """
 
 from anabranch.stores.address import StoreAddress as StoreAddress

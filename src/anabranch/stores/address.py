@@ -1,4 +1,4 @@
-"""Where a store is, in a form that travels: to agents, to other processes, to the next driver."""
+"""Addresses of stores, which can be sent to agents, other processes and the next driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NodeStores = Callable[[], Mapping[str, BackupStore]]
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """The function that opens a store, and what it is called with.
+    """The function that opens a store, and its arguments.
 
     >>> StoreAddress.of_files("/backups/words").to_json()
     '/backups/words'
@@ -46,7 +46,7 @@ class StoreAddress:
         return cls(str(value["opener"]), dict(value["arguments"]), at_nodes)
 
     def to_json(self) -> Any:
-        """For another process, or a checkpoint folder. Files are their URI."""
+        """JSON for another process or the checkpoint folder. A store of files is its URI."""
         if self.opener == _FILES:
             return self.arguments["uri"]
         value = {"opener": self.opener, "arguments": dict(self.arguments)}

@@ -1,4 +1,4 @@
-"""A store of files: in a local folder, on HDFS, in an object store, wherever pyarrow reaches."""
+"""A store of files: in a local folder, on HDFS, in an object store, or any pyarrow file system."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ def open_files(uri: str) -> FileStore:
 class FileStore:
     """A store in a folder of a file system; :func:`open_files` makes one.
 
-    Where a file can be seen before it is whole, it is written under another name first and then
-    renamed; on a local disk it is flushed before that, unless ``flushed`` is false: what was stored
-    last may then be lost, or be empty, after a power failure. Object stores show only whole
-    objects. Files that a killed process left half written are never listed, and are removed when
-    they are an hour old. Unless ``cached``, the system is told not to keep the files of a local
-    disk in memory: a checkpoint every few seconds would fill all of it, and whoever needs memory
-    next, such as a batch, would wait until some of it is freed.
+    A file is written under another name and then renamed, so that readers see only complete files.
+    On a local disk it is flushed before the rename, unless ``flushed`` is false: after a power
+    failure the files stored last may then be lost or empty. Object stores show only complete
+    objects. Incomplete files of a killed process are never listed, and are removed when they are
+    an hour old. Unless ``cached``, files on a local disk are dropped from the page cache: frequent
+    checkpoints would fill it, and batches would wait for memory to be freed.
     """
 
     def __init__(
@@ -83,11 +82,11 @@ class FileStore:
             raise
 
     def create(self, name: str, data: bytes) -> bool:
-        """Store bytes under a name that nobody has used; False if somebody was first.
+        """Store bytes under a new name. False if the name exists already.
 
-        On a local disk, and wherever else a file can be made only once, exactly one of several
-        writers is told that it was first. An object store cannot say who was: there it is whoever
-        wrote last, and is read back to find out.
+        On a local disk, and wherever else a file can be created only once, exactly one of several
+        writers gets True. In an object store the last writer wins, and the bytes are read back to
+        find out which one it was.
         """
         path = self._path(name)
         with self._failing(MayHaveHappened, "write", path):
@@ -179,19 +178,19 @@ class FileStore:
             self._flush(str(made.parent))
 
     def _flush(self, path: str) -> None:
-        """Wait until a local file or folder is on the disk: a rename alone is no promise."""
+        """Flush a local file or folder to disk."""
         if self._local and self._flushes:
             flush(path)
 
     def _let_go(self, path: str) -> None:
-        """Free the memory in which the system has a local file; what is not on disk yet stays."""
+        """Drop a local file from the page cache, except bytes that are not on disk yet."""
         if self._cached or not self._local or not hasattr(os, "posix_fadvise"):
             return
         with suppress(FileNotFoundError), _opened(path) as descriptor:  # deleted meanwhile
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _sweep(self) -> None:
-        """Remove what killed writers left behind, once for each store that writes."""
+        """Remove incomplete files of killed writers, once for each store that writes."""
         if self._swept:
             return
         self._swept = True

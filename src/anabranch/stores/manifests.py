@@ -1,9 +1,9 @@
-"""Which files make up the state of a query at a version.
+"""Manifests: the files that make up the state of a query at a version.
 
-A manifest names every file that is needed for its version, those written for earlier versions
-included, so that it can be used alone. It is put into the store after them; until then the version
-does not exist. Files are named after their query and their checksum: a repeated batch never changes
-a file that a manifest names, and queries that share a store never touch each other's files.
+A manifest names every file that its version needs, including files of earlier versions. It is
+written after them; until then the version does not exist. File names have the query's id and a
+checksum: a repeated batch never changes a file that a manifest names, and queries that share a
+store never touch each other's files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def part_name(operator: str, instance: int, version: Version, full: bool, checks
 class OperatorManifest:
     """The state of one operator: its columns, and the files it is in, oldest first.
 
-    ``info`` is what else must be known to carry on, such as the watermark; any JSON will do.
+    ``info`` has other data for a restart, such as the watermark, as any JSON.
     """
 
     schema: CheckpointSchema
@@ -53,7 +53,7 @@ class OperatorManifest:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def extended(self, parts: Sequence[Part], info: Mapping[str, Any]) -> OperatorManifest:
-        """The manifest after new files, without the ones that these make needless."""
+        """The manifest with new files, without those that they replace."""
         kept = [part for part, _ in needed([*self.parts, *parts])]
         return replace(self, parts=tuple(kept), info=info)
 
@@ -75,7 +75,7 @@ class Manifest:
                 raise CheckpointError(f"operator {name!r}: {error}") from error
 
     def to_bytes(self) -> bytes:
-        """The file of the manifest: JSON with a checksum."""
+        """The bytes of the manifest file: JSON with a checksum."""
         operators = {
             name: {
                 "schema": operator.schema.to_json(),
@@ -89,7 +89,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str) -> Manifest:
-        """The manifest in a file; CheckpointCorrupt if its bytes are not the ones written."""
+        """Read a manifest file. CheckpointCorrupt if its bytes are not those that were written."""
         body = unseal("manifest", data, name=name)
         try:
             operators = {
@@ -125,11 +125,11 @@ class Manifests:
         """Files that a dropped manifest named, until they are dropped as well."""
 
     def put(self, manifest: Manifest) -> None:
-        """Make a version exist. All of its files must be in the store already."""
+        """Write the manifest of a version. All of its files must be in the store already."""
         self._store.put(_manifest_name(manifest.version), manifest.to_bytes())
 
     def get(self, version: Version) -> Manifest:
-        """The manifest of a version; CheckpointNotFound says which there are."""
+        """The manifest of a version. CheckpointNotFound names the existing versions."""
         name = _manifest_name(version)
         try:
             data = self._store.get(name)
@@ -139,29 +139,29 @@ class Manifests:
             ) from error
         manifest = Manifest.from_bytes(data.to_pybytes(), name=name)
         if manifest.version != version:
-            raise CheckpointCorrupt(f"{name}: the manifest of version {manifest.version}")
+            raise CheckpointCorrupt(f"{name} has the manifest of version {manifest.version}")
         return manifest
 
     def versions(self) -> list[Version]:
-        """The versions that there are, oldest first."""
+        """The existing versions, oldest first."""
         found = (_MANIFEST.fullmatch(name) for name in self._store.list(_MANIFESTS))
         return sorted(Version(int(match[1])) for match in found if match)
 
     def latest(self, *, upto: Version | None = None) -> Manifest | None:
-        """The newest manifest that can be read, or the newest of those not after ``upto``."""
+        """The newest manifest that can be read, with ``upto`` the newest not after it."""
         for version in reversed(self.versions()):
             if upto is None or version <= upto:
                 try:
                     return self.get(version)
                 except CheckpointError as error:
-                    _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
+                    _log.warning("Checkpoint %s is damaged; skipping it: %s", version, error)
         return None
 
     def prune(self, *, retain: int, also: Collection[str] = ()) -> None:
-        """Drop all but the newest versions, and the files that only dropped ones need.
+        """Delete all but the newest versions, and the files that only deleted versions need.
 
-        Manifests that cannot be read do not count among the newest; they go when they are older
-        than all of these. ``also`` are files to drop that no manifest names, if that is so.
+        Manifests that cannot be read do not count among the newest. They are deleted when they are
+        older than all of these. ``also`` names more files to delete, unless a manifest names them.
         """
         if retain < 1:
             raise ValueError(f"retain={retain}: at least one version must be kept")
@@ -185,19 +185,19 @@ class Manifests:
             self._stale.discard(name)
 
     def drop(self, version: Version) -> None:
-        """Let a version not exist any more; its files stay."""
+        """Delete the manifest of a version. Its files stay."""
         self._store.delete(_manifest_name(version))
 
     def forget_after(self, version: Version) -> None:
-        """Drop the manifests of all later versions."""
+        """Delete the manifests of all later versions."""
         for later in reversed(self.versions()):
             if later > version:
                 self._store.delete(_manifest_name(later))
 
     def sweep(self, own: str) -> None:
-        """Drop the files below a prefix, which only this query uses, that no manifest names.
+        """Delete the files below this query's prefix that no manifest names.
 
-        A manifest that cannot be read may name any of them: nothing is dropped then.
+        If a manifest cannot be read, nothing is deleted, as it may name any of them.
         """
         manifests = [self._readable(version) for version in self.versions()]
         used = {name for manifest in manifests if manifest for name in manifest.files}
@@ -210,14 +210,14 @@ class Manifests:
         try:
             return self.get(version)
         except CheckpointError as error:
-            _log.warning("Checkpoint %s is damaged and is not used: %s", version, error)
+            _log.warning("Checkpoint %s is damaged; skipping it: %s", version, error)
             return None
 
 
 def open_checkpoints(folder: str) -> tuple[Manifests, BackupStore]:
     """The manifests of a query, and the store of the files that they name.
 
-    ``folder`` is what was given to ``start()``; it says where the files are if they are elsewhere.
+    ``folder`` is the checkpoint folder of ``start()``. It has the address of another store, if any.
     """
     store = open_files(folder)
     try:

@@ -1,6 +1,6 @@
-"""Merging parts, in a process of its own where that is better.
+"""Merging parts, optionally in a process of its own.
 
-To merge takes seconds of work on arrays as large as the state. In the driver it would hold the
+A merge works for seconds on arrays as large as the state. In the driver it would hold the
 interpreter's lock, which batches need too, and hold it longer the lower its priority is.
 """
 
@@ -30,7 +30,7 @@ _LOOK_EVERY = 0.1
 
 @dataclass(frozen=True)
 class Merging:
-    """Parts to be merged into a full one of some groups at a version; see :func:`back_up`.
+    """A merge of parts into a full one of some groups at a version; see :func:`back_up`.
 
     CheckpointError if the parts do not lead all of the groups to the version.
     """
@@ -43,7 +43,7 @@ class Merging:
     mark: str = ""
 
     def run(self, store: BackupStore) -> Part:
-        """Merge them here."""
+        """Merge them in this process."""
         captures = retrieve(store, self.chain, groups=self.groups, version=self.version)
         return back_up(
             store, merge(captures), under=self.under, holders=self.holders, mark=self.mark
@@ -52,8 +52,8 @@ class Merging:
     def run_apart(self, store: StoreAddress, given_up: Callable[[float], bool]) -> Part:
         """Merge them in another process, which opens the store for itself.
 
-        ``given_up`` waits for so many seconds, and says whether nobody wants the result any more:
-        then the process ends, and CheckpointError is raised.
+        ``given_up`` waits for a number of seconds, and returns whether the merge was cancelled. The
+        process is then ended, and CheckpointError is raised.
         """
         command = [sys.executable, "-c", f"from {__name__} import main; main()"]
         # A session of its own, as sessions share the processor: see process_gives_way.
@@ -69,7 +69,7 @@ class Merging:
                 while process.poll() is None:
                     if given_up(_LOOK_EVERY):
                         raise CheckpointError(
-                            f"merging the parts of version {self.version} was given up"
+                            f"merging the parts of version {self.version} was cancelled"
                         )
             except BrokenPipeError:
                 process.wait()
@@ -78,8 +78,8 @@ class Merging:
             answer = process.stdout.read()
         if process.returncode != 0 or not answer:
             raise CheckpointError(
-                f"the process that merged the parts of version {self.version} ended with code "
-                f"{process.returncode}; what it said is in the error output of this one"
+                f"the process that merged the parts of version {self.version} ended with exit code "
+                f"{process.returncode}; its messages are in the error output of the driver"
             )
         found = pickle.loads(answer)
         if isinstance(found, Exception):
@@ -95,7 +95,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """The other process: merge what the parent says."""
+    """The other process: merge the parts that the parent names."""
     process_gives_way(lowest=True)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

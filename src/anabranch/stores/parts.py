@@ -1,4 +1,4 @@
-"""Captures into a store and out of it again."""
+"""Writing captures to a store as parts, and reading them back."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def back_up(
     holders: Sequence[str] = (),
     mark: str = "",
 ) -> Part:
-    """Write a capture into a store. The slow part of a checkpoint: not for the critical path.
+    """Write a capture to a store. This is the slow part of a checkpoint, off the critical path.
 
     ``data`` is the file of the capture, if it was written already; otherwise it is written to a
-    temporary file. ``under`` is put before its name. With ``holders`` the store is one of peers,
-    and each of these has it afterwards, or a :class:`~anabranch.errors.StoreError` is raised. All
-    of this can be repeated then: the same rows get the same name, and other rows another one. A
-    ``mark`` in the name makes it one of its own all the same.
+    temporary file. ``under`` is the prefix of its name. With ``holders`` the store is one of peers,
+    and the part is written to each of these, or a :class:`~anabranch.errors.StoreError` is raised.
+    It can then be repeated: the same rows get the same name, and other rows another one. A
+    ``mark`` in the name makes the name unique all the same.
     """
     if data is None:
         with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
@@ -77,12 +77,12 @@ def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None
             if number == 0:
                 raise
             raise MayHaveHappened(
-                f"{copy} was not stored, and {', '.join(copies[:number])} was: {error}"
+                f"{copy} was not stored, but {', '.join(copies[:number])} was: {error}"
             ) from error
 
 
 def _saved(capture: Capture, path: Path) -> pa.Buffer:
-    """The file of a capture, which is in memory only as far as it is being read."""
+    """The file of a capture, mapped into memory."""
     try:
         checkpoint.save(capture, path)
         with pa.memory_map(str(path)) as mapped:
@@ -101,15 +101,15 @@ def retrieve(
     since: Version | None = None,
     near: str = "",
 ) -> list[Capture]:
-    """The captures that hold an operator's state, or that of some groups, oldest first.
+    """The captures with an operator's state, or that of some groups, oldest first.
 
-    It is the state at ``version``, or at that of the newest part; with ``since``, the changes that
-    bring it there from that version. Each capture has only the groups that it is needed for. Only
-    needed files are read, and all of them are verified before any is returned.
-    :class:`~anabranch.errors.CheckpointError` says which groups do not come to the version.
-    ``schema`` is what the reader expects; :class:`~anabranch.errors.SchemaChanged` if the
-    checkpoint was written with other columns. Of a part with several holders one is enough; the
-    host ``near`` is asked first.
+    They bring the groups to ``version``, by default that of the newest part. With ``since`` they
+    are the changes from that version on. Each capture has only the groups that need it. Only needed
+    files are read, and all of them are verified before any is returned.
+    :class:`~anabranch.errors.CheckpointError` names the groups that do not reach the version.
+    ``schema`` is the expected schema; :class:`~anabranch.errors.SchemaChanged` if the checkpoint
+    was written with other columns. Of a part with several holders one copy is read, if possible
+    that of the host ``near``.
     """
     every = KeyGroups.all(operator.schema.key_groups)
     wanted = every if groups is None else groups & every
@@ -142,8 +142,8 @@ def _read_copy(
     capture = checkpoint.read(data, name=copy, schema=schema, groups=groups)
     if checkpoint.checksum(data) != part.checksum:
         raise CheckpointCorrupt(
-            f"{copy}: a sound checkpoint, but not the one in the manifest: its checksum is "
-            f"{checkpoint.checksum(data)}, not {part.checksum}"
+            f"{copy}: an undamaged checkpoint file, but not the one in the manifest: its checksum "
+            f"is {checkpoint.checksum(data)}, not {part.checksum}"
         )
     return capture
 
@@ -151,7 +151,7 @@ def _read_copy(
 def state_schema(schema: CheckpointSchema) -> pa.Schema:
     """The columns of :func:`read_state`: keys, sub-keys, ``key_group``, values.
 
-    A column with the name of one before it is called ``state_`` and its name.
+    A column whose name occurs before gets the prefix ``state_``.
     """
     fields = list(schema.arrow())[: schema.key_count]
     for value in [pa.field("key_group", pa.int32(), False), *schema.values]:
@@ -167,7 +167,7 @@ def read_state(
 ) -> pa.Table:
     """The rows of an operator's state at the version of a manifest, or those of some groups.
 
-    The columns are those of :func:`state_schema`. Rows come in no order.
+    The columns are those of :func:`state_schema`. The rows are in no order.
     """
     if operator not in manifest.operators:
         raise CheckpointNotFound(
@@ -180,7 +180,7 @@ def read_state(
 
 
 def state_rows(captures: Sequence[Capture]) -> pa.Table:
-    """The rows of the state that captures hold, in the columns of :func:`state_schema`."""
+    """The rows of state in captures, with the columns of :func:`state_schema`."""
     merged = merge(captures)
     rows, keys = merged.rows, merged.schema.key_count
     columns = [

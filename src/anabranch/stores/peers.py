@@ -1,4 +1,4 @@
-"""Backups held by the nodes of a cluster for each other."""
+"""Backups that the nodes of a cluster keep for each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_PEERS = StoreAddress("anabranch.stores.peers:PeerStore", at_nodes=True)
 
 
 class PeerStore:
-    """A store whose names say which node has the bytes: ``host/the name there``.
+    """A store whose names start with the node that has the bytes: ``host/name``.
 
     ``nodes`` gives the stores of the nodes that are alive, by host.
     """
@@ -47,7 +47,7 @@ class PeerStore:
         )
 
     def delete(self, name: str) -> None:
-        """Forget a name. A node that is gone has forgotten it."""
+        """Delete a name. Nothing happens if its node was lost."""
         host, rest = _split(name)
         node = self._nodes().get(host)
         if node is not None:
@@ -61,12 +61,12 @@ class PeerStore:
         host, _ = _split(name)
         node = self._nodes().get(host)
         if node is None:
-            raise CheckpointNotFound(f"backup {name} is lost with node {host}")
+            raise CheckpointNotFound(f"backup {name} was lost with node {host}")
         return node
 
 
 def _split(name: str) -> tuple[str, str]:
     host, slash, rest = name.partition("/")
     if not slash:
-        raise ValueError(f"{name!r} does not say which node has it")
+        raise ValueError(f"{name!r} does not name the node that has it")
     return unquote(host), rest

@@ -1,4 +1,4 @@
-"""Small JSON files with a checksum: every changed, missing or added byte is noticed."""
+"""Small JSON files with a checksum, which detects every changed, missing or added byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.errors import CheckpointCorrupt
 
 
 def seal(kind: str, body: Any) -> bytes:
-    """The file of a value: JSON that says what it is, with its checksum.
+    """The bytes of a value's file: JSON with the kind of the value and a checksum.
 
     >>> print(seal("commit", {"version": 3}).decode())
     {
@@ -25,7 +25,7 @@ def seal(kind: str, body: Any) -> bytes:
 
 
 def unseal(kind: str, data: bytes, *, name: str) -> Any:
-    """The value that :func:`seal` wrote; CheckpointCorrupt if a single byte is another."""
+    """The value that :func:`seal` wrote. CheckpointCorrupt if any byte was changed."""
     try:
         read = json.loads(data)
         if "checksum" not in read:
@@ -34,7 +34,7 @@ def unseal(kind: str, data: bytes, *, name: str) -> Any:
         if checksum != _digest(body):
             raise ValueError(f"its checksum is {_digest(body)}, not {checksum}")
         if seal(kind, body) != data:
-            raise ValueError("it has bytes that do not belong to it")
+            raise ValueError("it has extra bytes")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{name}: not a {kind} as written: {error}") from error
     return body

@@ -1,4 +1,4 @@
-"""Tools for testing streams and stores: yours as well as ours."""
+"""Tools for testing streams and backup stores."""
 
 from anabranch.testing.feeds import Feed as Feed
 from anabranch.testing.stores import FaultyStore as FaultyStore

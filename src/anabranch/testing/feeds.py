@@ -1,4 +1,4 @@
-"""Streams for tests: every list of rows is one file, and one file is one batch."""
+"""Streams for tests: every list of rows is one file, and every file is one batch."""
 
 import os
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Feed:
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, *batches: pa.Table | Sequence[dict[str, object]]) -> None:
-        """Let each of these come as a batch, in this order."""
+        """Add batches, in this order."""
         for batch in batches:
             table = (
                 batch

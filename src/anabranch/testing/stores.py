@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MemoryStore:
-    """A store in this process; it is gone with the process."""
+    """A store in the memory of this process."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, bytes] = {}
@@ -54,11 +54,11 @@ class MemoryStore:
 
 
 class FaultyStore:
-    """A store that fails now and then, in a way that its seed decides.
+    """A store that fails at random, as its seed decides.
 
-    A change that fails did not happen and says so, did not happen and leaves it open, or did
-    happen and leaves it open, as when the answer is lost; a read that fails did not happen.
-    ``rate`` is the share of operations that fail, and ``faults`` counts them.
+    A failed change raises DidNotHappen; or it raises MayHaveHappened, and did or did not happen, as
+    when an answer is lost. A failed read raises DidNotHappen. ``rate`` is the share of operations
+    that fail, and ``faults`` counts them.
 
     >>> store = FaultyStore(MemoryStore(), seed=1, rate=1.0)
     >>> store.put("a", b"x")

@@ -1,1 +1,1 @@
-"""What runs inside Python workers, on executors: the task of an instance and what it is made of."""
+"""Code that runs in Python workers, on executors: the task of an instance and its parts."""

@@ -1,11 +1,11 @@
-"""The daemon that Python workers are forked from, with the slow part of their start behind it.
+"""The daemon that Python workers are forked from. It has the kernels loaded already.
 
-Set with ``spark.python.daemon.module=anabranch.worker.daemon``; :func:`anabranch.session` does.
+Set it with ``spark.python.daemon.module=anabranch.worker.daemon``; :func:`anabranch.session` does.
 
-Workers forked from it have the kernels in memory, and keep memory that they have used once. A batch
-takes and frees the same large arrays as the one before: by default they go back to the system each
-time, and every page of them costs a fault when it is touched again, with batches of a few hundred
-thousand rows half of a worker's time.
+Workers forked from it have the kernels in memory, and reuse freed memory. Every batch allocates and
+frees large arrays of the same size. By default their memory goes back to the system each time, and
+the page faults of the next batch take half of a worker's time with batches of a few hundred
+thousand rows.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _STEP = 1 << 26
 
 
 def keep_memory() -> None:
-    """Let this process, and those forked from it, use freed memory again; where glibc is used."""
+    """Let this process, and those forked from it, reuse freed memory, where glibc is used."""
     if sys.platform != "linux":
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -38,7 +38,7 @@ def keep_memory() -> None:
 
 
 def import_operators() -> None:
-    """Import every operator there is: a worker would do it again for each of its processes."""
+    """Import every operator, so that forked workers need not do it."""
     for module in iter_modules(anabranch.operators.__path__, "anabranch.operators."):
         import_module(module.name)
 

@@ -1,9 +1,9 @@
-"""That the rows of a task came to their end, and did not just stop.
+"""Verifying that the input of a task is complete, by Arrow's end-of-stream mark.
 
-Spark's JVM sends rows to a Python worker as an Arrow stream, and closes it with Arrow's mark of the
-end once the last row is written. When the JVM fails or dies on the way, the connection ends, and
-for Arrow's reader a stream that ends between two messages is complete. PySpark does not look any
-further, so a task would count half of its rows as all of them.
+Spark's JVM sends rows to a Python worker as an Arrow stream, and writes Arrow's end-of-stream mark
+after the last row. If the JVM fails or dies before, the connection ends. Arrow's reader accepts a
+stream that ends between two messages, and PySpark does not check it, so a task would take a part of
+its rows for all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROWS = (
 
 
 class _Watched:
-    """A stream that knows what was read last. Arrow asks for whole messages, never for rows."""
+    """A stream that remembers what was read last. Arrow reads whole messages, never rows."""
 
     __slots__ = ("_read", "_stream", "asked", "last")
 
@@ -48,25 +48,25 @@ class _Watched:
 
     @property
     def stopped(self) -> bool:
-        """Whether there was less to read than was asked for."""
+        """Whether the stream had fewer bytes than the last read wanted."""
         return len(self.last) < self.asked
 
 
 def read_to_end(stream: Any, what: str) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow stream; CutOff if it stops without the mark of its end."""
+    """The batches of an Arrow stream. CutOff if it ends without its end-of-stream mark."""
     watched = _Watched(stream)
     try:
         yield from pa.ipc.open_stream(watched)
     except (pa.ArrowException, OSError) as error:
         if watched.stopped:
-            raise CutOff(f"{what} stopped in the middle of a message: {error}") from error
+            raise CutOff(f"{what} ended in the middle of an Arrow message: {error}") from error
         raise
     if watched.last != _MARK:
-        raise CutOff(f"{what} stopped before the mark of their end")
+        raise CutOff(f"{what} ended without Arrow's end-of-stream mark")
 
 
 def watch() -> None:
-    """Let every task of this Python worker refuse rows that were cut off."""
+    """Let every task of this Python worker refuse input that was cut off."""
     if getattr(ArrowStreamSerializer.load_stream, "__module__", None) != __name__:
         ArrowStreamSerializer.load_stream = _load_stream  # type: ignore[method-assign]
 

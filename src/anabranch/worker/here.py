@@ -1,4 +1,4 @@
-"""The node that a Python worker is on: which one it is, and its agent."""
+"""The node of a Python worker: its host, and starting its agent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Executor(NamedTuple):
 
 @cache
 def executor() -> Executor:
-    """The executor of the Python worker that asks: the first Java process above it.
+    """The executor of this Python worker: the first Java process above it.
 
     Spark passes the host to the executor's process as an argument, whatever the cluster manager.
     """
@@ -51,7 +51,7 @@ def executor() -> Executor:
 
 @dataclass(frozen=True)
 class AgentStart:
-    """Has an agent on each of some hosts, from a job with one task on each."""
+    """Starts an agent on each of some hosts, in a Spark job with one task on each."""
 
     hosts: tuple[str, ...]
     root: StateRoot
@@ -68,7 +68,7 @@ class AgentStart:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row: the host, and the address of the agent there, or null if the task is elsewhere.
 
-        A task that ended up on another node does nothing; it is to be sent again.
+        A task that runs on another node does nothing; it has to be sent again.
         """
         for _ in batches:
             continue

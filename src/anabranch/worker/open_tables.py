@@ -16,7 +16,7 @@ _TABLES = 256
 
 
 class OpenTables:
-    """Open tables, so that their pages stay mapped; those used longest ago are closed first."""
+    """Open tables, so that their pages stay mapped. The least recently used are closed first."""
 
     def __init__(self, *, addresses: int = _ADDRESSES, tables: int = _TABLES) -> None:
         self._addresses, self._tables = addresses, tables
@@ -28,7 +28,7 @@ class OpenTables:
         return len(self._open)
 
     def get(self, folder: Path, layout: TableLayout, *, beside: Collection[str] = ()) -> StateTable:
-        """The table in a folder. Those in the folders ``beside`` are in use, and are not closed."""
+        """The table in a folder. Tables in the folders ``beside`` are in use and stay open."""
         name = str(folder)
         table = self._open.get(name)
         if table is not None and table.replaced():
@@ -65,7 +65,7 @@ class OpenTables:
             self._close(gone)
 
     def _close_all_but(self, names: Collection[str]) -> bool:
-        """Close the tables that are not in use; whether there were any."""
+        """Close the tables that are not in use. Whether there were any."""
         idle = [each for each in self._open if each not in names]
         for each in idle:
             self._close(each)

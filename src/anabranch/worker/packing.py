@@ -1,7 +1,7 @@
-"""Rows on their way from one operator to the next, packed: many rows in one binary value.
+"""Packed rows: rows between two operators travel as binary values of many rows each.
 
-Operators make and take Arrow batches, and Spark moves rows. Between two operators it is given a
-few large values to move instead, so that no row is ever taken apart and put together again. The
+Operators read and write Arrow batches, and Spark's shuffle moves rows. Between two operators the
+shuffle gets a few large values instead, so that no row is converted to Spark's format and back. The
 functions here run in the workers.
 """
 
@@ -54,7 +54,7 @@ class Packing:
     keys: tuple[str, ...]
 
     def divided(self, targets: Targets, batches: Batches) -> Batches:
-        """Rows, packed for the targets of their keys, in the order in which they came."""
+        """Pack rows for the targets of their keys, in the order in which they came."""
         sequence = TaskContext.get().partitionId() << SEQUENCE_BITS  # type: ignore[union-attr]
         waiting: dict[int, list[pa.RecordBatch]] = {}
         for batch in batches:
@@ -69,7 +69,7 @@ class Packing:
             sequence += 1
 
     def divided_again(self, targets: Targets, packed: Batches) -> Batches:
-        """Packed rows, packed for other targets; every row keeps its number and its version."""
+        """Pack packed rows for other targets. Every row keeps its number and its version."""
         for batch in packed:
             versions = batch.column(VERSION)
             for at, (sequence, rows) in enumerate(self._opened(iter([batch]))):
@@ -78,7 +78,7 @@ class Packing:
                     yield row.append_column(VERSION, versions.slice(at, 1))
 
     def as_from(self, senders: Sequence[int], batches: Batches) -> Batches:
-        """Rows, packed for no target yet, as if partition i had been sent by ``senders[i]``.
+        """Pack rows for no target yet, as if ``senders[i]`` had sent partition i.
 
         Without senders the rows have no sequence number, as where their order does not matter.
         """
@@ -90,7 +90,7 @@ class Packing:
                 sequence += 1
 
     def unpacked(self, packed: Batches, *, ordered: bool) -> Batches:
-        """The rows again; ``ordered``: in the order of the source."""
+        """Unpack rows. ``ordered``: in the order of the source."""
         opened = self._opened(packed)
         for _, rows in sorted(opened, key=lambda each: each[0]) if ordered else opened:
             yield rows
@@ -127,12 +127,12 @@ class Packing:
 
 
 def versioned(schema: StructType) -> StructType:
-    """The schema of rows that come with the version of their batch."""
+    """The schema of rows with the version of their batch."""
     return StructType([*schema.fields, StructField(VERSION, LongType())])
 
 
 def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
-    """The rows in the values of a column, each a stream of Arrow's own format."""
+    """The rows in the values of a column, each of which is an Arrow stream."""
     for batch in batches:
         for value in batch.column(column):
             if not value.is_valid:
@@ -142,7 +142,7 @@ def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
                 if not reader.schema.equals(schema, check_metadata=False):
                     raise ValueError(
                         f"a value of column {column!r} has rows of the schema\n{reader.schema}\n"
-                        f"but unpack() was promised\n{schema}"
+                        f"but unpack() was given the schema\n{schema}"
                     )
                 at = source.tell()
                 for rows in reader:
@@ -151,8 +151,8 @@ def read_values(column: str, schema: pa.Schema, batches: Batches) -> Batches:
                         yield rows
                 if source.tell() == at:
                     raise ValueError(
-                        f"a value of column {column!r} is an Arrow stream that stops before the "
-                        "mark of its end: it was cut off, or its writer was not closed"
+                        f"a value of column {column!r} is an Arrow stream without its "
+                        "end-of-stream mark: it was cut off, or its writer was not closed"
                     )
 
 

@@ -1,4 +1,4 @@
-"""What instances tell the coordinator about a batch, brought home by a Spark accumulator."""
+"""The reports of instances on a batch, sent to the coordinator by a Spark accumulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anabranch.units import Version
 
 @dataclass(frozen=True)
 class TableReport:
-    """What a task says of one slice after a batch."""
+    """The report of a task on one slice after a batch."""
 
     table: TableName
     rows: int
@@ -35,7 +35,7 @@ class TableReport:
 
 @dataclass(frozen=True)
 class InstanceReport:
-    """One instance's account of one batch."""
+    """The report of one instance on one batch."""
 
     operator: str
     instance: int
@@ -53,17 +53,17 @@ class InstanceReport:
 
     @property
     def rows(self) -> int:
-        """The rows of the batch that the instance has taken."""
+        """The input rows of the instance in the batch."""
         return sum(each.rows for each in self.slices)
 
     @property
     def state_rows(self) -> int:
-        """How many rows of state there are after the batch."""
+        """The number of state rows after the batch."""
         return sum(each.state_rows for each in self.slices)
 
     @property
     def state_bytes(self) -> int:
-        """How much memory they take."""
+        """Their memory in bytes."""
         return sum(each.state_bytes for each in self.slices)
 
 
@@ -84,11 +84,11 @@ class Reports:
         self._mail: Accumulator[list[InstanceReport]] = context.accumulator([], _Concatenate())
 
     def send(self, report: InstanceReport) -> None:
-        """Called in a task; arrives when the task has succeeded."""
+        """Send a report from a task. It arrives if the task succeeds."""
         self._mail.add([report])
 
     def take(self, version: Version) -> dict[tuple[str, int], InstanceReport]:
-        """All reports of a version, the last attempt's where there were several, and empty it."""
+        """Take all reports of a version, those of the last attempt where there were several."""
         mail: Sequence[InstanceReport] = self._mail.value
         self._mail.value = []
         reports = (r for r in mail if r.version == version)

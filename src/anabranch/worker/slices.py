@@ -1,4 +1,4 @@
-"""The slices of an instance during a batch: which rows are whose, and the table of each."""
+"""The slices of an instance during a batch: their rows and their tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _open = OpenTables()
 
 @dataclass(frozen=True)
 class CaptureOrder:
-    """That rows of a slice are to be captured with a batch."""
+    """The order to capture rows of a slice with a batch."""
 
     groups: KeyGroups
     base: Version | None
@@ -59,7 +59,7 @@ class CaptureOrder:
 
 @dataclass(frozen=True)
 class SliceOrder:
-    """What a task is told of one slice of its instance."""
+    """The order to run one slice of an instance."""
 
     table: TableName
     """The folder of its table below that of all tables of the query."""
@@ -81,7 +81,7 @@ class SliceOrder:
 
 
 def by_lowest_group(orders: Sequence[SliceOrder]) -> list[SliceOrder]:
-    """The slices in the order in which they run, so that their rows come out in the same one."""
+    """The slices in the order in which they run, which fixes the order of their results."""
     return sorted(orders, key=lambda order: (order.groups.ranges[:1], order.table))
 
 
@@ -104,7 +104,7 @@ class Slice:
         """How many rows of the batch it has taken."""
 
     def end(self, operator: str, root: Path, most_shed: int) -> TableReport:
-        """Shed and capture what was ordered. The version is not finished by this."""
+        """Shed and capture as ordered. This does not finish the version."""
         left = self._shed(most_shed)
         changed = self.table.dirty_count
         captured, base, why_not = self._capture(operator, root)
@@ -124,7 +124,7 @@ class Slice:
         return self.table.shed(self.order.shed, most) if self.order.shed else 0
 
     def _capture(self, operator: str, root: Path) -> tuple[str | None, Version | None, str | None]:
-        """The file of the capture that was asked for and its base, or why there is none."""
+        """The file of the ordered capture and its base, or why there is none."""
         order, table = self.order.capture, self.table
         if order is None:
             return None, None, None
@@ -147,14 +147,14 @@ class Slice:
 
 
 def end(slices: Sequence[Slice], operator: str, root: Path) -> tuple[TableReport, ...]:
-    """Shed and capture what was ordered, in all slices of an instance. No version is finished."""
+    """Shed and capture as ordered in all slices of an instance. This does not finish a version."""
     shedding = sum(1 for each in slices if each.order.shed)
     most = max(_LEAST_SHED_ROWS, _SHED_ROWS // max(1, shedding))
     return tuple(each.end(operator, root, most) for each in slices)
 
 
 class Attempt(NamedTuple):
-    """Who begins a version of all tables of an instance."""
+    """The version that a task begins in all tables of an instance, and its fencing token."""
 
     version: Version
     fence: int
@@ -167,10 +167,10 @@ class Attempt(NamedTuple):
 def begun(
     orders: Sequence[SliceOrder], root: Path, layout: TableLayout, attempt: Attempt
 ) -> Iterator[list[StateTable]]:
-    """The tables of all slices, locked, with a version begun: before the first row comes.
+    """Lock the tables of all slices, and begin a version in each, before the first row comes.
 
-    :class:`~anabranch.errors.StateMissing` names every table that is missing; the others are then
-    as they were.
+    :class:`~anabranch.errors.StateMissing` names every table that is missing. The others are then
+    unchanged.
     """
     tables = _opened(orders, root, layout)
     deadline = time.monotonic() + _LOCK_SECONDS
@@ -227,7 +227,7 @@ def _all_missing(missing: dict[TableName, StateMissing]) -> StateMissing:
 
 
 class Division:
-    """Which slice each row is of."""
+    """Maps each row to its slice."""
 
     def __init__(self, orders: Sequence[SliceOrder], key_groups: int) -> None:
         self.slices = len(orders)
@@ -241,16 +241,16 @@ class Division:
             raise ValueError(f"two slices serve the same key group: {[*map(str, orders)]}")
 
     def numbers(self, groups: Array) -> Array:
-        """The slice of each group, -1 where it is none of these."""
+        """The number of the slice of each group, -1 if no slice here has the group."""
         found: Array = self._of_group[groups]
         return found
 
     def windows(
         self, batches: Iterator[pa.RecordBatch], *, whole: bool
     ) -> Iterator[pa.RecordBatch]:
-        """The batches that came, put together so that a window is worth while for every slice.
+        """The input combined into windows that are large enough for every slice.
 
-        ``whole``: in one.
+        ``whole``: in one window.
         """
         batches = (batch for batch in batches if batch.num_rows)
         if whole:
@@ -259,7 +259,7 @@ class Division:
         return pieces(batches) if self.slices == 1 else _windows(batches)
 
     def divided(self, rows: Rows, numbers: Array, *, whole: bool) -> Iterator[tuple[int, Rows]]:
-        """Rows with the number of their slice, in their order, in pieces worth while."""
+        """Rows with the number of their slice, in their order, in pieces of sufficient size."""
         if self.slices == 1:
             yield 0, rows
             return
@@ -276,7 +276,7 @@ class Division:
 
 
 def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches put together until there is enough for a piece."""
+    """Batches combined until a piece has sufficient size."""
     parts: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -290,9 +290,9 @@ def pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """As many rows at a time as fit into a number of bytes.
+    """Windows of as many rows as fit into a number of bytes.
 
-    Slices take turns at every window, so the windows are the same however the rows came divided.
+    Slices run in turn for every window, so the windows do not depend on how the input was divided.
     """
     parts: list[pa.RecordBatch] = []
     room = _WINDOW_BYTES
@@ -308,7 +308,7 @@ def _windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _fitting(batch: pa.RecordBatch, room: int, *, least: int) -> int:
-    """How many of the first rows fit into so many bytes."""
+    """How many of the first rows fit into a number of bytes."""
     too_many = batch.num_rows + 1
     while too_many - least > 1:
         middle = (least + too_many) // 2
@@ -320,7 +320,7 @@ def _fitting(batch: pa.RecordBatch, room: int, *, least: int) -> int:
 
 
 def _bytes(batch: pa.RecordBatch) -> int:
-    """The size of rows, which is the sum of those of its parts, whatever the parts."""
+    """The size of rows. It is additive over any division of the rows."""
     return sum(map(_bytes_of, batch.columns))
 
 

@@ -1,8 +1,7 @@
 """The functions that Spark calls in a task: an operator's batch, and the step before or after it.
 
-Several batches of an operator can be run in one task. A batch costs a job, whatever its size: old
-batches that are run again come together in one, each row with the version of its batch, and the
-task takes them one after the other.
+A task can run several batches of an operator. A Spark job has a fixed cost, so a replay runs many
+old batches in one job: each row has the version of its batch, and the task runs them in turn.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ Step = Callable[[Batches], Batches]
 
 
 def run_and(task: OperatorTask, reports: Reports, after: Step, batches: Batches) -> Batches:
-    """Run a batch of an operator, and hand its rows to what divides or writes them."""
+    """Run a batch of an operator, and pass its rows to the function that divides or writes them."""
     yield from after(task.run(reports, batches))
 
 
 def read(column: str, schema: pa.Schema, form: pa.Schema, batches: Batches) -> Batches:
-    """The rows in the values of a column, which have this schema, in the form that Spark takes."""
+    """The rows in the values of a column, with this schema, in Spark's types."""
     for rows in read_values(column, schema, batches):
         yield conform(rows, form, "unpack")
 
 
 def read_and_divide(column: str, schema: pa.Schema, divide: Step, batches: Batches) -> Batches:
-    """The rows in the values of a column, divided."""
+    """The rows in the values of a column, divided by instance."""
     yield from divide(read_values(column, schema, batches))
 
 
 def run_all(tasks: tuple[OperatorTask, ...], reports: Reports, batches: Batches) -> Batches:
-    """Run every batch of one instance in turn; rows come out with their version."""
+    """Run every batch of one instance in turn. Results have the version of their batch."""
     rows = _by_version(batches)
     for task in tasks:
         for batch in task.run(reports, iter(rows.pop(task.version, []))):

@@ -42,14 +42,14 @@ HASH = "__hash"
 SEQUENCE = "__seq"
 LATE = "__late"
 _MOST_AT_ONCE = 131_072
-"""So many rows are handed to Spark at a time."""
+"""The number of rows that are passed to Spark at a time."""
 
 watch()
 
 
 @dataclass(frozen=True)
 class OperatorTask:
-    """Everything an instance needs to know to run one batch. Travels from driver to worker."""
+    """The settings of an instance for one batch, sent from the driver to the worker."""
 
     name: str
     operator: Operator
@@ -72,10 +72,10 @@ class OperatorTask:
     packing: Packing | None = None
     """How rows come packed, if they do."""
     ordered: bool = False
-    """Whether packed rows are to be seen in the order of the source."""
+    """Whether packed rows are sorted into the order of the source."""
 
     def run(self, reports: Reports, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the batch. State is changed for good only if the iterator is exhausted."""
+        """Run the batch. The version is finished only when the iterator is exhausted."""
         spark = TaskContext.get()
         assert spark is not None, "an operator's batch runs inside a Spark task"
         partition, attempt = spark.partitionId(), spark.taskAttemptId()
@@ -123,7 +123,7 @@ class OperatorTask:
         partition: int,
         times: list[int | None],
     ) -> Iterator[pa.RecordBatch]:
-        """What the slices make of the rows; ``times`` has the latest of each input after it."""
+        """The results of the slices. ``times`` then has the latest event time of each input."""
         whole = self.operator.whole_batch
         for window in division.windows(batches, whole=whole):
             rows = self._rows(window)
@@ -147,17 +147,18 @@ class OperatorTask:
         return Context(self.version, instance, self.keys, self.watermark, self.batch_time)
 
     def _instance(self, partition: int) -> int:
-        """The instance that a partition is of."""
+        """The instance of a partition."""
         if partition >= len(self.instances):
             raise Reshaped(
-                f"{self.name} has {len(self.instances)} partitions, and Spark ran one as number "
-                f"{partition}: they were put together with others before they were computed, as "
-                "by union() or a join. Keep the operator's result with persist() first"
+                f"{self.name} has {len(self.instances)} partitions, but Spark ran partition "
+                f"{partition}: the operator's partitions were combined with others before they "
+                "were computed, as by union() or a join. Call persist() on the operator's result "
+                "first"
             )
         return self.instances[partition]
 
     def _numbers(self, division: Division, rows: Rows, partition: int) -> npt.NDArray[np.int16]:
-        """The number of the slice that each row is of."""
+        """The number of the slice of each row."""
         assert rows.hashes is not None
         groups = group_of(rows.hashes, self.layout.key.key_groups)
         numbers = division.numbers(groups)
@@ -165,9 +166,9 @@ class OperatorTask:
             other = int(groups[numbers < 0][0])
             raise Reshaped(
                 f"{self.name}, instance {self.instances[partition]}, has the key groups "
-                f"{self.groups[partition]}, and rows of group {other} came to it: the operator's "
+                f"{self.groups[partition]}, but received rows of group {other}: the operator's "
                 "partitions were merged or shifted before they were computed, as by coalesce(), "
-                "union() or a join. Keep the operator's result with persist() first"
+                "union() or a join. Call persist() on the operator's result first"
             )
         return numbers
 
@@ -187,7 +188,7 @@ class OperatorTask:
                 times[side] = most if before is None else max(most, before)
 
     def _conformed(self, rows: Rows | None, context: Context) -> Iterator[pa.RecordBatch]:
-        """What an operator returned, and then what it found late, with the columns for Spark."""
+        """The results of an operator, then its late rows, with the columns for Spark."""
         if rows is not None and len(rows):
             batch = conform(rows.batch, self.output, self.name)
             if self.late is not None:
@@ -205,20 +206,20 @@ class OperatorTask:
             yield pa.RecordBatch.from_arrays([*nulls, packed], schema=schema)
 
     def _root(self, partition: int) -> Path:
-        """The query's folder on this node, if it is the right one."""
+        """The query's folder on this node. Misplaced if the state is on another node."""
         if not self.hosts:
             return self.root.path()
         wanted, here = self.hosts[partition], executor().host
         if here != wanted:
             raise Misplaced(
                 f"{self.name}, instance {self.instances[partition]}: its state is on {wanted}, "
-                f"and Spark ran its task on {here}; raise spark.locality.wait if this goes on"
+                f"but Spark ran its task on {here}; raise spark.locality.wait if this happens again"
             )
         return self.root.path(here)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, operator: str) -> pa.RecordBatch:
-    """The batch with exactly the columns and types that were promised for it."""
+    """The batch with exactly the columns and types of a schema."""
     if batch.schema.equals(schema, check_metadata=False):
         return batch
     missing = [name for name in schema.names if name not in batch.schema.names]

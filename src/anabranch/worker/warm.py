@@ -34,7 +34,7 @@ _ROWS = 64
 
 
 def warm() -> None:
-    """Run two common operators over a few batches in a folder that is gone afterwards."""
+    """Run two common operators over a few batches in a temporary folder."""
     aggregates = {"n": count(), "total": sum("x")}
     window = windowed(tumbling(1, on="at"), aggregates, mode="append", delay=0, lateness=0)
     batch = pa.RecordBatch.from_pydict(

@@ -1,4 +1,4 @@
-"""One run or a search of many, and what they are held to.
+"""One run of Linear Road or a search of many, and their limits.
 
 Copies of the expressway are fed at true pace, after the stream was brought to its state as fast as
 it goes. The delay of an answer is the time from the arrival of the row that it is to until the

@@ -77,7 +77,7 @@ class Faults:
         """Do nothing from now on; what was begun is over, and all nodes are up, on return."""
         self._go.clear()
         if not self._idle.wait(seconds):
-            raise Hung(f"a fault or a change was not over after {seconds:.0f} s")
+            raise Hung(f"a fault or a scale did not end within {seconds:.0f} s")
         self._refill()
 
     def resume(self) -> None:
@@ -189,7 +189,7 @@ class Faults:
                 if named is not None and module in named.cmdline()[1:4]:
                     found.append(process)
         if not found:
-            raise LookupError(f"there is none on {host}")
+            raise LookupError(f"there is no such process on {host}")
         chosen = self.chance.choice(sorted(found, key=lambda process: process.pid))
         with suppress(psutil.Error):
             chosen.kill()

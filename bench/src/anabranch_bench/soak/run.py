@@ -1,4 +1,4 @@
-"""The soak: everything at once for as long as it is asked to, and the verdict."""
+"""The soak test: input, faults, comparisons and samples for a given time, and the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the query takes up, sampled: memory, threads, open files, shared memory, folders."""
+"""Samples of the query's resources: memory, threads, open files, shared memory, folders."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where results go. A repeated batch replaces what it wrote before; it never adds."""
+"""Sinks. A repeated batch replaces its earlier results and never adds to them."""

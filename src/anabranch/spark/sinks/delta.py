@@ -1,7 +1,7 @@
 """A Delta table that holds every batch exactly once.
 
-Each commit carries the query's id and the version as Delta's own application transaction, so a
-batch that is already in the table is known by the table itself.
+Each commit has the query's id and the version as Delta's own application transaction. A batch that
+is already in the table is recognised by it and skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError as error:
 
 @dataclass
 class DeltaSink:
-    """Appends to a Delta table; see :meth:`anabranch.Stream.to_delta`. Rows pass the driver."""
+    """Appends to a Delta table; see :meth:`anabranch.Stream.to_delta`. The driver writes."""
 
     uri: str
     _pending: pa.Table | None = field(default=None, repr=False)
@@ -39,11 +39,11 @@ class DeltaSink:
         arrow_schema(schema, where=f"sink {self!r}")
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Bring the rows to the driver."""
+        """Collect the rows in the driver."""
         self._pending = frame.toArrow()
 
     def commit(self, delivery: Delivery) -> None:
-        """Append the rows, unless the table says that it has them."""
+        """Append the rows, unless the table has this batch already."""
         rows, self._pending = self._pending, None
         if rows is None or self._has(delivery):
             return

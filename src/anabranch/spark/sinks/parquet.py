@@ -1,9 +1,9 @@
 """A folder of Parquet files that holds every batch exactly once.
 
 A task writes its rows to a file whose name starts with an underscore, which readers ignore. When
-all of the batch is written, the driver renames the files to names made of the version and the
-partition: writing a batch again gives the same names and so replaces it. Files go straight from
-Arrow to Parquet in the Python worker that computed them.
+the whole batch is written, the driver renames the files to names made of the version and the
+partition. A repeated batch has the same names and so replaces the files. The Python worker that
+computed the rows writes them from Arrow to Parquet.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ParquetSink:
         self.accept(map_in_arrow(frame, self.part_writer(delivery), self.written), delivery)
 
     def accept(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Run the tasks and remember what they wrote."""
+        """Run the tasks, and record the names of their files."""
         files = frame.collect()
         filesystem, folder = resolve(self.path)
         with _writing(self.path):
@@ -75,7 +75,7 @@ class ParquetSink:
         self._pending = {row["final"]: row["temporary"] for row in files}
 
     def commit(self, delivery: Delivery) -> None:
-        """Give the files their names, and remove what an earlier attempt left of this batch."""
+        """Rename the files to their final names, and remove files of earlier attempts."""
         filesystem, folder = resolve(self.path)
         with _writing(self.path):
             for final, temporary in self._pending.items():
@@ -94,7 +94,7 @@ class ParquetSink:
         return is_local(self.path)
 
     def flush(self) -> None:
-        """Have all files that were given their names on disk, under these names."""
+        """Flush all files with their final names."""
         with self._lock:
             files, self._unflushed = self._unflushed, []
         if not files or not self.local:
@@ -131,7 +131,7 @@ def _later(filesystem: fs.FileSystem, folder: str, query: str, after: Version) -
 
 
 def _mark(delivery: Delivery) -> str:
-    """What the names of a driver's unfinished files begin with."""
+    """The prefix of the names of a driver's unfinished files."""
     return f"{_TEMPORARY}{delivery.epoch}-"
 
 
@@ -147,9 +147,9 @@ def _names(filesystem: fs.FileSystem, folder: str) -> list[str]:
 
 
 def _sweep(filesystem: fs.FileSystem, folder: str, delivery: Delivery) -> None:
-    """Remove the unfinished files of other drivers of the query, whatever these may still do.
+    """Remove the unfinished files of other drivers of the query.
 
-    One that was paused before it gave them their names can then not do so any more.
+    A driver that was paused before it renamed them can then not do so any more.
     """
     for name in _names(filesystem, folder):
         if _is_unfinished(name, delivery.query) and not name.startswith(_mark(delivery)):
@@ -189,7 +189,7 @@ def _write_part(
 
 @contextmanager
 def _writing(path: str) -> Iterator[None]:
-    """An error of the disk or the store is told from one of the code that makes the rows."""
+    """Turn errors of the disk or the store into SinkFailed, unlike errors of the user's code."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Sinks that hand a batch to a function, keep it in memory, or print it."""
+"""Sinks that pass a batch to a function, keep it in memory, or print it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from anabranch.units import Version
 class FunctionSink:
     """Calls ``function(frame, version)`` for every batch.
 
-    The function may be called again for a version if the driver dies before the batch is committed;
-    it is exactly once if it writes under the version, as with Spark's own ``foreachBatch``.
+    The function is called again for a version if the driver dies, or the attempt fails, before the
+    batch is committed. Results are exactly-once if the function writes each version only once, as
+    with Spark's own ``foreachBatch``.
     """
 
     function: Callable[[DataFrame, int], None]
@@ -28,19 +29,19 @@ class FunctionSink:
         return f"for each batch {getattr(self.function, '__name__', 'function')}"
 
     def check(self, schema: StructType) -> None:
-        """Anything goes."""
+        """Accept every schema."""
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
         """Call the function."""
         self.function(frame, int(delivery.version))
 
     def commit(self, delivery: Delivery) -> None:
-        """The function has done it all."""
+        """Do nothing: the function has written the rows."""
 
 
 @dataclass
 class MemorySink:
-    """Keeps all rows in the driver, for tests and for looking at: ``query.memory(name)``."""
+    """Keeps all rows in the driver, for tests and for inspection: ``query.memory(name)``."""
 
     name: str
     schema: pa.Schema | None = None
@@ -55,18 +56,18 @@ class MemorySink:
         self.schema = arrow_schema(schema, where=f"sink {self!r}")
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Bring the rows to the driver."""
+        """Collect the rows in the driver."""
         self._pending = frame.toArrow()
 
     def commit(self, delivery: Delivery) -> None:
-        """Show them."""
+        """Make the rows visible."""
         if self._pending is not None:
             self._batches[delivery.version] = self._pending
         self._pending = None
 
     @property
     def local(self) -> bool:
-        """The rows are gone with the driver in any case."""
+        """False: the rows do not survive the driver in any case."""
         return False
 
     def flush(self) -> None:
@@ -76,7 +77,7 @@ class MemorySink:
         """There is nothing to flush."""
 
     def take_back(self, query: str, after: Version) -> None:
-        """Forget the rows of later batches."""
+        """Drop the rows of later batches."""
         self._batches = {v: rows for v, rows in self._batches.items() if v <= after}
 
     def table(self) -> pa.Table:
@@ -96,7 +97,7 @@ class ConsoleSink:
         return "console"
 
     def check(self, schema: StructType) -> None:
-        """Anything can be printed."""
+        """Accept every schema."""
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
         """Print."""
@@ -104,11 +105,11 @@ class ConsoleSink:
         frame.limit(self.rows + 1).show(self.rows, truncate=False)
 
     def commit(self, delivery: Delivery) -> None:
-        """Printed already."""
+        """Do nothing: the rows were printed."""
 
     @property
     def local(self) -> bool:
-        """What was printed was printed."""
+        """False: nothing of it is on a disk."""
         return False
 
     def flush(self) -> None:
@@ -118,4 +119,4 @@ class ConsoleSink:
         """There is nothing to flush."""
 
     def take_back(self, query: str, after: Version) -> None:
-        """What was printed stays so."""
+        """Do nothing: printed rows stay."""

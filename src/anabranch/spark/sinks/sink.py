@@ -15,7 +15,7 @@ PartWriter = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Delivery:
-    """The batch that a sink is to take, and whether an earlier attempt may have left traces."""
+    """The batch that a sink gets, and whether an earlier attempt may have left files."""
 
     query: str
     version: Version
@@ -26,44 +26,44 @@ class Delivery:
 
 
 class Sink(Protocol):
-    """Takes the rows of a batch.
+    """Writes the rows of a batch.
 
-    Both methods may be called again for a version that was written, or even committed, by a run
-    that died before it could say so; the outcome must be as if it was once.
+    Both methods may be called again for a version that was written, or even committed, before the
+    batch was. The result must be as if they were called once.
     """
 
     def check(self, schema: StructType) -> None:
-        """Raise :class:`~anabranch.PlanError` if rows of this schema cannot be taken."""
+        """Raise :class:`~anabranch.PlanError` if rows of this schema cannot be written."""
         ...
 
     def write(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Take the rows. May be called several times for one version; the last one counts."""
+        """Write the rows, invisible to readers. The last call for a version counts."""
         ...
 
     def commit(self, delivery: Delivery) -> None:
-        """Make what was written last visible."""
+        """Make the rows that were written last visible."""
         ...
 
 
 @runtime_checkable
 class Replaceable(Sink, Protocol):
-    """A sink whose newest batches can be taken back, and given again in another division.
+    """A sink whose newest batches can be removed, and written again with other rows.
 
-    Results of such a sink need not be flushed with every batch: after a power failure everything
-    after the newest checkpoint is taken back and computed again.
+    Its results are not flushed with every batch: after a power failure all results after the newest
+    checkpoint are removed and computed again.
     """
 
     @property
     def local(self) -> bool:
-        """Whether what was written last may be lost with the power of this machine."""
+        """Whether a power failure of this machine may lose the results written last."""
         ...
 
     def flush(self) -> None:
-        """Have everything that was committed so far on disk. Called beside the next batches."""
+        """Flush everything that was committed so far. Called while the next batches run."""
         ...
 
     def resume(self, query: str, after: Version) -> None:
-        """Take over from a run that died, whose results after a version may not be flushed."""
+        """Continue after a run whose results after this version may not be flushed."""
         ...
 
     def take_back(self, query: str, after: Version) -> None:
@@ -73,15 +73,15 @@ class Replaceable(Sink, Protocol):
 
 @runtime_checkable
 class PartSink(Sink, Protocol):
-    """A sink that writes inside the task that produced the rows, without a detour over the JVM."""
+    """A sink that writes in the task that made the rows, without passing them to the JVM."""
 
     def part_writer(self, delivery: Delivery) -> PartWriter:
-        """A function for the worker: takes the rows of one partition, yields what it wrote."""
+        """A function for the worker: writes the rows of one partition, yields the files' names."""
         ...
 
     @property
     def written(self) -> StructType:
-        """The schema of what a part writer yields."""
+        """The schema of the rows that a part writer yields."""
         ...
 
     def accept(self, frame: DataFrame, delivery: Delivery) -> None:
