@@ -9,12 +9,12 @@ computed the rows writes them from Arrow to Parquet.
 from __future__ import annotations
 
 import re
-import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from anabranch.durable import flush, flush_ancestors
+from anabranch.durable import Unflushed, flush_ancestors
 from anabranch.errors import SinkFailed
 from anabranch.spark.columns import map_in_arrow
 from anabranch.spark.sinks.sink import Delivery, PartWriter
@@ -40,9 +40,8 @@ class ParquetSink:
 
     path: str
     _pending: dict[str, str] = field(default_factory=dict, repr=False)
-    _unflushed: list[str] = field(default_factory=list, repr=False)
+    _unflushed: Unflushed = field(default_factory=Unflushed, repr=False, compare=False)
     _reachable: bool = field(default=False, repr=False, compare=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"parquet {self.path}"
@@ -77,15 +76,17 @@ class ParquetSink:
     def commit(self, delivery: Delivery) -> None:
         """Rename the files to their final names, and remove files of earlier attempts."""
         filesystem, folder = resolve(self.path)
-        with _writing(self.path):
-            for final, temporary in self._pending.items():
-                filesystem.move(f"{folder}/{temporary}", f"{folder}/{final}")
-            if delivery.first:
-                for name in _names(filesystem, folder):
-                    if name.startswith(_prefix(delivery)) and name not in self._pending:
-                        filesystem.delete_file(f"{folder}/{name}")
-        with self._lock:
-            self._unflushed += [f"{folder}/{final}" for final in self._pending]
+        try:
+            with _writing(self.path):
+                for final, temporary in self._pending.items():
+                    filesystem.move(f"{folder}/{temporary}", f"{folder}/{final}")
+                if delivery.first:
+                    for name in _names(filesystem, folder):
+                        if name.startswith(_prefix(delivery)) and name not in self._pending:
+                            filesystem.delete_file(f"{folder}/{name}")
+        finally:
+            if self._pending or delivery.first:
+                self._changed(folder, list(self._pending))
         self._pending = {}
 
     @property
@@ -94,34 +95,36 @@ class ParquetSink:
         return is_local(self.path)
 
     def flush(self) -> None:
-        """Flush all files with their final names."""
-        with self._lock:
-            files, self._unflushed = self._unflushed, []
-        if not files or not self.local:
-            return
-        for file in files:
-            with suppress(FileNotFoundError):  # somebody tidied up, as when files are compacted
-                flush(file)
+        """Have on disk which files there are, and what is in them."""
+        self._unflushed.flush()
         folder = resolve(self.path)[1]
-        flush(folder)
-        if not self._reachable:
+        if not self._reachable and self.local and Path(folder).is_dir():
             flush_ancestors(folder)
             self._reachable = True
 
     def resume(self, query: str, after: Version) -> None:
-        """Flush the files of later batches with the next ones."""
+        """Flush with the next files what an earlier run may have made, or removed."""
         filesystem, folder = resolve(self.path)
-        with self._lock:
-            self._unflushed += [f"{folder}/{n}" for n in _later(filesystem, folder, query, after)]
+        self._changed(folder, _later(filesystem, folder, query, after))
 
     def take_back(self, query: str, after: Version) -> None:
         """Remove the files of later batches, and the unfinished ones."""
         filesystem, folder = resolve(self.path)
-        for name in _later(filesystem, folder, query, after):
-            filesystem.delete_file(f"{folder}/{name}")
-        for name in _names(filesystem, folder):
-            if _is_unfinished(name, query):
+        with _writing(self.path):
+            for name in _later(filesystem, folder, query, after):
                 filesystem.delete_file(f"{folder}/{name}")
+            for name in _names(filesystem, folder):
+                if _is_unfinished(name, query):
+                    filesystem.delete_file(f"{folder}/{name}")
+            # Also if nothing was there: a run that died may have removed it and not flushed that.
+            # A file that came back would count once a checkpoint of a later batch exists.
+            self._changed(folder, [])
+            self.flush()
+
+    def _changed(self, folder: str, files: list[str]) -> None:
+        """Files have come into the folder, or gone."""
+        if self.local:
+            self._unflushed.add([*(f"{folder}/{name}" for name in files), folder])
 
 
 def _later(filesystem: fs.FileSystem, folder: str, query: str, after: Version) -> list[str]:
