@@ -22,6 +22,8 @@ _FOLDER = "events/"
 _PER_FILE = 256
 _RECENT = 1000
 _FILES = 40
+_MOST_WAITING = _FILES * _PER_FILE
+"""So many events wait to be written at most: no more are kept in files either."""
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,35 @@ class Events:
         return event
 
     def store(self, event: Event) -> None:
-        """Write an event to the checkpoint folder."""
+        """Write an event to the checkpoint folder; what cannot be written comes with the next."""
         with self._lock:
             self._lines.append(event.to_json())
+            name = f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl"
             try:
-                self._write(f"{_FOLDER}{self._run:06d}-{self._file:06d}.jsonl")
+                self._store.put(name, ("\n".join(self._lines) + "\n").encode())
             except StoreError as error:
                 _log.warning(
-                    "The event %r was not written to the checkpoint folder: %s", event.kind, error
+                    "The event %r was not written to the checkpoint folder; it is written with the "
+                    "next one: %s",
+                    event.kind,
+                    error,
                 )
+                del self._lines[:-_MOST_WAITING]
+                return
+            if name not in self._written:
+                self._written.append(name)
             if len(self._lines) >= _PER_FILE:
                 self._file, self._lines = self._file + 1, []
+            self._tidy()
 
-    def _write(self, name: str) -> None:
-        self._store.put(name, ("\n".join(self._lines) + "\n").encode())
-        if name not in self._written:
-            self._written.append(name)
+    def _tidy(self) -> None:
+        """Remove the oldest files; what cannot be removed goes with the next event."""
         while len(self._written) > _FILES:
-            self._store.delete(self._written[0])
+            try:
+                self._store.delete(self._written[0])
+            except StoreError as error:
+                _log.info("Old events in %s were not removed yet: %s", self._written[0], error)
+                return
             del self._written[0]
 
     def _listed(self) -> list[str]:
