@@ -10,6 +10,8 @@ import shutil
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +26,8 @@ from anabranch.boot import boot_id
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator import assembly, identity
 from anabranch.coordinator.assembly import Assembly
-from anabranch.coordinator.batches import HERE, Program, slice_order, slices_told
-from anabranch.coordinator.commits import Commit
+from anabranch.coordinator.batches import HERE, Program, _cause, slice_order, slices_told
+from anabranch.coordinator.completion import Completion
 from anabranch.coordinator.epochs import Lookout, Reign
 from anabranch.coordinator.events import Events
 from anabranch.coordinator.failures import translated
@@ -37,7 +39,7 @@ from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.nodes import OneNode, Watcher
 from anabranch.coordinator.shell import Asking, Shell
 from anabranch.coordinator.stream import Stream, Take
-from anabranch.errors import AnabranchError, Deposed, StateMissing
+from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.local import LocalNode
 from anabranch.operators.context import Context
@@ -45,7 +47,6 @@ from anabranch.placement.even import Even
 from anabranch.protocols.events import (
     BatchCommitted,
     BatchFailed,
-    Cause,
     NodeCame,
     NodeLost,
     Scale,
@@ -54,7 +55,8 @@ from anabranch.protocols.events import (
 from anabranch.protocols.model import OperatorPlan
 from anabranch.protocols.orders import Replay, RunBatch
 from anabranch.protocols.query import Policies, Query
-from anabranch.spark.logs import SparkLogs, digest
+from anabranch.spark.logs import SparkLogs
+from anabranch.spark.sinks import parquet
 from anabranch.spark.sinks.parquet import ParquetSink
 from anabranch.spark.sinks.sink import Delivery
 from anabranch.state import schema as types
@@ -77,14 +79,50 @@ QUERY = "0123456789ab"
 PATIENCE = 60.0
 
 
+Rows = list[tuple[int, int]]
+"""Numbers, each with the count of its key."""
+
+
 @dataclass
 class Outside:
     """A sink outside: it takes what it is given under a version once, and for good."""
 
-    given: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    given: dict[int, Rows] = field(default_factory=dict)
+    pending: Rows = field(default_factory=list)
 
-    def write(self, version: int, rows: list[tuple[int, int]]) -> None:
-        assert self.given.setdefault(version, rows) == rows, "a version is always the same rows"
+    def check(self, schema: Any) -> None:
+        """Anything goes."""
+
+    def write(self, frame: Any, delivery: Delivery) -> None:
+        self.pending = sorted(row for rows in frame for row in rows)
+
+    def commit(self, delivery: Delivery) -> None:
+        known = self.given.setdefault(delivery.version, self.pending)
+        assert known == self.pending, "a version is always the same rows"
+
+
+class Folder(ParquetSink):
+    """The folder of results. Its files are written without tasks."""
+
+    mini: "Mini"
+
+    def write(self, frame: Any, delivery: Delivery) -> None:
+        out = Path(self.path)
+        out.mkdir(exist_ok=True)
+        files = []
+        for part, rows in enumerate(frame):
+            if rows:
+                final = f"{parquet._prefix(delivery)}{part:05d}.parquet"
+                files.append({"final": final, "temporary": f"{parquet._mark(delivery)}{final}"})
+                numbers, counts = zip(*rows, strict=True)
+                table = pa.table({"number": numbers, "n": counts})
+                pq.write_table(table, out / files[-1]["temporary"])
+        written: Any = SimpleNamespace(collect=lambda: files)
+        self.accept(written, delivery)
+
+    def commit(self, delivery: Delivery) -> None:
+        super().commit(delivery)
+        self.mini.may_die("delivered")
 
 
 class Killed(BaseException):
@@ -98,7 +136,8 @@ class Counting(HandOver):
         super().__init__(loop)
         self.program = program
         self.mini = mini
-        self.ledger = ledger
+        self.sinks = [output.sink for output in program.plan.outputs]
+        self.completion = Completion(program.query, self.sinks, ledger)
 
     def trim(self, operator: str, upto: Version) -> None:
         pass
@@ -110,42 +149,33 @@ class Counting(HandOver):
             return self._committed(frame, order)
         except Exception as error:
             self.failure = translated(error)
-            cause = Cause.ERROR
-            if isinstance(self.failure, Deposed):
-                cause = Cause.FENCED
-            elif isinstance(self.failure, StateMissing):
-                cause = Cause.STATE_MISSING
+            cause = _cause(error, self.failure, cancelled=False)
             return BatchFailed(order.version, order.fence, cause, str(self.failure))
 
     def _committed(self, numbers: list[int], order: RunBatch) -> BatchCommitted:
-        mini, version = self.mini, order.version
-        if mini.outside is not None and order.deliver:
-            self.ledger.spark.flush(version)
+        delivery = self.completion.begin(order)
         rows, reports = self._count(numbers, order)
-        mini.may_die("counted")
         if order.deliver:
-            self.ledger.reign.check()
-            if mini.outside is not None:
-                mini.outside.write(version, rows)
-            mini.deliver(version, rows)
-            mini.may_die("delivered")
-        offsets = digest(self.ledger.spark.offsets(version))
-        commit = Commit(version, {}, offsets, order.arrangement)
-        self.ledger.commit(commit)
-        self._commit = commit
-        return BatchCommitted(version, order.fence, slices_told(order, reports))
+            frame: Any = rows
+            for sink in self.sinks:
+                sink.write(frame, delivery)
+        self.mini.may_die("counted")
+        self._commit = self.completion.end(order, delivery, {})
+        return BatchCommitted(order.version, order.fence, slices_told(order, reports))
 
     def _count(
         self, numbers: list[int], order: RunBatch
-    ) -> tuple[list[tuple[int, int]], list[InstanceReport]]:
+    ) -> tuple[list[Rows], list[InstanceReport]]:
+        """The rows of each instance."""
         root = self.program.root.path()
         wanted = {each.slice: each for each in order.captures}
-        found: list[tuple[int, int]] = []
+        rows: list[Rows] = []
         reports = []
         for instance in range(order.routed["op"].routing.instances):
             mine = [each for each in order.slices if each.instance == instance]
             orders = worker.by_lowest_group([slice_order(s, wanted.get(s.id)) for s in mine])
             by = worker.Attempt(order.version, order.fence, 0, True)
+            found: Rows = []
             with worker.begun(orders, root, LAYOUT, by) as tables:
                 context = Context(order.version, instance, ("key",))
                 slices = []
@@ -155,10 +185,11 @@ class Counting(HandOver):
                 ended = worker.end(slices, "op", root)
                 for table in tables:
                     table.finish()
+            rows.append(sorted(found))
             reports.append(
                 InstanceReport("op", instance, order.version, order.fence, ended, 0.0, 0.0, 0.0, ())
             )
-        return sorted(found), reports
+        return rows, reports
 
 
 def group(number: int) -> int:
@@ -170,7 +201,7 @@ _HASHES = hash_keys([pa.array(range(KEYS), pa.int64())], KEYS)
 GROUP_OF: list[int] = group_of(_HASHES, GROUPS).tolist()
 
 
-def counted(table: StateTable, numbers: list[int]) -> list[tuple[int, int]]:
+def counted(table: StateTable, numbers: list[int]) -> Rows:
     """Count numbers in a table; each with the count of its key."""
     keys = pa.array([number % KEYS for number in numbers], pa.int64())
     at = table.rows(LAYOUT.key.encode([keys], hash_keys([keys], len(keys)), []))
@@ -223,9 +254,6 @@ class PlayedQuery:
             while not self._once and self._mini.batch_wanted(lambda: self._stopped):
                 self._mini.run_batch(self._take)
                 self._mini.batch_done()
-        except Killed as error:
-            self._mini.assembly.loop.close("it was killed")
-            self._error = error
         except BaseException as error:
             self._error = error
 
@@ -252,13 +280,18 @@ class Mini:
         longest_chain: int = 10,
     ) -> None:
         self.disk, self.outside, self.chance = disk, outside, chance
+        self.risk = 0.03
+        """How likely it dies at each of the places where it may."""
         self.longest_chain = longest_chain
         self.tolerant = False
         """Whether checkpoints may fail."""
-        self.sink = ParquetSink(str(disk / "out"))
+        self.sink = Folder(str(disk / "out"))
+        self.sink.mini = self
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
         self._wanted = 0
+        self._sparse = False
+        """Whether the batch that is wanted has no rows."""
         self._dead = self._over = False
         folder = CheckpointFolder.of(disk / "ck")
         self.spark = Path(folder.spark)
@@ -343,27 +376,31 @@ class Mini:
         assert self.assembly.stream.ready.wait(PATIENCE)
         self._raise()
 
-    def step(self) -> None:
-        """Run a batch, with the checkpoint that is due."""
+    def step(self, *, sparse: bool = False) -> None:
+        """Run a batch, with the checkpoint that is due. A sparse one is planned without rows."""
         with self.changed:
+            self._sparse = sparse
             self._wanted += 1
             self.changed.notify_all()
             assert self.changed.wait_for(lambda: self._over or not self._wanted, PATIENCE)
         self._raise()
         version = self.assembly.batches.committed
-        query = self.assembly.loop.wait_for(lambda q: _at_rest(q, version), PATIENCE)
+        with self._living():
+            query = self.assembly.loop.wait_for(lambda q: _at_rest(q, version), PATIENCE)
         assert query is not None, self.assembly.loop.query
         assert self.tolerant or query.checkpoints is None or query.checkpoints.failures == 0
 
     def checkpoint(self) -> Version:
         """Take a checkpoint."""
-        _, saved = self.assembly.loop.command(TakeCheckpoint)
-        return Version(saved.result(PATIENCE))
+        with self._living():
+            _, saved = self.assembly.loop.command(TakeCheckpoint)
+            return Version(saved.result(PATIENCE))
 
     def scale(self, instances: int) -> None:
         """Divide the operator over another number of instances."""
-        _, done = self.assembly.loop.command(lambda number: Scale(number, "op", instances))
-        done.result(PATIENCE)
+        with self._living():
+            _, done = self.assembly.loop.command(lambda number: Scale(number, "op", instances))
+            done.result(PATIENCE)
 
     def stored(self) -> tuple[Version, dict[int, int]]:
         """The newest version that exists, and the count of each key in it."""
@@ -412,7 +449,7 @@ class Mini:
 
     def _settle(self, query: Query) -> None:
         stored = query.published[-1].version if query.published else NO_VERSION
-        self.sink.resume(QUERY, stored)
+        self.assembly.batches.completion.take_over(stored)
         self.assembly.ledger.sweep()
 
     def _stopped(self, reason: AnabranchError) -> None:
@@ -423,6 +460,15 @@ class Mini:
     def _raise(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    @contextmanager
+    def _living(self) -> Iterator[None]:
+        """Whoever waits for the query when it fails, is told why it did."""
+        try:
+            yield
+        except QueryFailed:
+            self._raise()
+            raise
 
     # What Spark does
 
@@ -446,13 +492,11 @@ class Mini:
         last = max(planned, default=-1)
         if last < 0 or last in done:
             last += 1
-            self._plan(last)
+            self._plan(last, most=0 if self._sparse and last > 0 else 5)
         self.may_die("planned")
-        entries = [json.loads((self.spark / f"offsets/{v}").read_text().splitlines()[2])
-                   for v in (last - 1, last) if v >= 0]  # fmt: skip
-        since = entries[0]["logOffset"] if len(entries) == 2 else -1
+        since = _entry(self.spark / f"offsets/{last - 1}") if last else -1
         rows: list[int] = []
-        for entry in range(since + 1, entries[-1]["logOffset"] + 1):
+        for entry in range(since + 1, _entry(self.spark / f"offsets/{last}") + 1):
             first, stop = json.loads(
                 (self.spark / f"sources/0/{entry}").read_text().splitlines()[1]
             )
@@ -468,9 +512,15 @@ class Mini:
         for entry in sorted(self._versions("sources/0")):
             text = (self.spark / f"sources/0/{entry}").read_text()
             given = max(given, json.loads(text.splitlines()[1])[1] - 1)
-        newest = max(self._versions("sources/0"), default=-1) + 1
-        size = 1 + (version * 7 + newest) % most
-        self._write("sources/0", str(newest), f"v1\n{json.dumps([given + 1, given + 1 + size])}")
+        newest = max(self._versions("sources/0"), default=-1)
+        before = self.spark / f"offsets/{version - 1}"
+        if not most and _entry(before) == newest:
+            pass  # nothing is new
+        else:
+            newest += 1
+            size = 1 + (version * 7 + newest) % (most or 5)
+            numbers = [given + 1, given + 1 + size]
+            self._write("sources/0", str(newest), f"v1\n{json.dumps(numbers)}")
         self.may_die("listed")
         head = json.dumps({"batchTimestampMs": version})
         offset = json.dumps({"logOffset": newest})
@@ -490,20 +540,28 @@ class Mini:
         sums = b"".join(struct.pack(">I", zlib.crc32(piece)) for piece in pieces)
         (folder / f".{name}.crc").write_bytes(b"crc\0" + struct.pack(">I", 512) + sums)
 
-    def deliver(self, version: Version, rows: list[tuple[int, int]]) -> None:
-        """Write the results of a batch."""
-        out = self.disk / "out"
-        out.mkdir(exist_ok=True)
-        numbers, counts = zip(*rows, strict=True)
-        pq.write_table(pa.table({"number": numbers, "n": counts}), out / f"_anabranch-{version}")
-        final = f"part-{QUERY}-{version:010d}-00000.parquet"
-        self.sink._pending = {final: f"_anabranch-{version}"}
-        self.sink.commit(Delivery(QUERY, version, False))
-
     def may_die(self, where: str) -> None:
         """Die here, now and then."""
-        if self.chance is not None and self.chance.random() < 0.03:
-            raise Killed(where)
+        if self.chance is not None and self.chance.random() < self.risk:
+            raise self.killed(where)
+
+    def killed(self, where: str) -> Killed:
+        """Take note that the process is killed here, in whatever thread that is raised."""
+        error = Killed(where)
+        with self.changed:
+            self.failure = self.failure or error
+            self._dead = True
+            self.changed.notify_all()
+        if hasattr(self, "assembly"):
+            # Who is in the midst of something may still come to its end.
+            self.assembly.batches.end(error)
+            self.assembly.loop.close("it was killed")
+        return error
+
+
+def _entry(offsets: Path) -> int:
+    """The entry in the log of the source up to which a batch goes."""
+    return int(json.loads(offsets.read_text().splitlines()[2])["logOffset"])
 
 
 def _at_rest(query: Query, version: Version) -> bool:
@@ -512,16 +570,16 @@ def _at_rest(query: Query, version: Version) -> bool:
     return query.committed >= version and idle and not query.outstanding
 
 
-def results(disk: Path) -> list[tuple[int, int]]:
+def results(disk: Path) -> Rows:
     """All result rows that a reader of the folder finds."""
-    found: list[tuple[int, int]] = []
+    found: Rows = []
     for file in sorted((disk / "out").glob("part-*.parquet")):
         table = pq.read_table(file)
         found += zip(table["number"].to_pylist(), table["n"].to_pylist(), strict=True)
     return sorted(found)
 
 
-def expected(count: int) -> list[tuple[int, int]]:
+def expected(count: int) -> Rows:
     """The right rows for the first numbers."""
     return [(number, number // KEYS + 1) for number in range(count)]
 

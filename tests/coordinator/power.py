@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class PowerDisk:
         self._held: dict[int, int] = {}
         self._lock = threading.Lock()
         self.flushes = 0
+        self.before_flush: Callable[[], None] | None = None
+        """Called before something is flushed, which does not happen if this raises."""
 
     @contextmanager
     def watched(self) -> Iterator["PowerDisk"]:
@@ -38,6 +40,8 @@ class PowerDisk:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if not path.is_relative_to(self.root):
             return
+        if self.before_flush is not None:
+            self.before_flush()
         with self._lock:
             self.flushes += 1
             if path.is_dir():

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.errors import Deposed, StateFull
+from anabranch.errors import Deposed, DidNotHappen, MayHaveHappened, QueryFailed, StateFull
 from anabranch.nodes.local import TABLES
 from anabranch.worker import slices as worker
 from coordinator.mini import KEYS, QUERY, Mini, expected, results
@@ -29,7 +29,8 @@ def query(tmp_path: Path) -> Iterator[Mini]:
 def state_of(mini: Mini, version: int) -> Counter[int]:
     """The count of each key after a batch, from the results."""
     out = mini.disk / "out"
-    files = [out / f"part-{QUERY}-{each:010d}-00000.parquet" for each in range(version + 1)]
+    upto = f"part-{QUERY}-{version + 1:010d}"
+    files = [file for file in out.glob("part-*.parquet") if file.name < upto]
     numbers = [n for file in files for n in pq.read_table(file)["number"].to_pylist()]
     return Counter(number % KEYS for number in numbers)
 
@@ -266,3 +267,40 @@ def test_a_driver_that_another_one_has_replaced_delivers_nothing(
         check_results(elsewhere)
     finally:
         elsewhere.end(killed=True)
+
+
+@pytest.mark.parametrize("kind", [DidNotHappen, MayHaveHappened])
+def test_a_commit_that_fails_costs_an_attempt_and_not_the_query(
+    query: Mini, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    query.step()
+    log, failures = query.assembly.ledger.log, [kind("no answer"), kind("no answer")]
+    put = log.put
+
+    def failing(name: str, data: Any) -> None:
+        if failures:
+            raise failures.pop()
+        put(name, data)
+
+    monkeypatch.setattr(log, "put", failing)
+    query.step()
+    query.step()
+    told = query.told("batch failed")
+    assert [(each["version"], each["attempt"], each["reason"]) for each in told] == [
+        (1, 1, "no answer"), (1, 2, "no answer"),
+    ]  # fmt: skip
+    assert query.assembly.batches.committed == 2
+    check_results(query)
+
+
+def test_a_query_whose_commits_always_fail_ends(
+    query: Mini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(name: str, data: Any) -> None:
+        raise DidNotHappen("the disk is full")
+
+    monkeypatch.setattr("anabranch.protocols.batches._LONGEST_PAUSE", 1)
+    monkeypatch.setattr(query.assembly.ledger.log, "put", failing)
+    with pytest.raises((QueryFailed, DidNotHappen), match="the disk is full"):
+        query.step()
+    assert len(query.told("batch failed")) == 8

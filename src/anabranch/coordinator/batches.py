@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.coordinator.commits import Commit
+from anabranch.coordinator.completion import Completion
 from anabranch.coordinator.failures import lost_worker, reshaped, translated
 from anabranch.coordinator.frames import Frames, Step, packing_of, read_in_part, router_of
 from anabranch.coordinator.handover import HandOver
@@ -25,6 +26,7 @@ from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.progress import Progress, operator_progress
 from anabranch.coordinator.sent import Sent
+from anabranch.coordinator.watermarks import Times
 from anabranch.errors import AnabranchError, Deposed, QueryFailed, Reshaped, StateMissing
 from anabranch.nodes.folders import StateRoot
 from anabranch.nodes.requests import TableName
@@ -39,11 +41,9 @@ from anabranch.protocols.model import Routed, Slice, SliceId
 from anabranch.protocols.orders import CancelBatch, Captured, CaptureWanted, RunBatch
 from anabranch.spark.bind import Bound
 from anabranch.spark.jobs import Jobs, tagged
-from anabranch.spark.logs import digest
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.session import chose_partitions, tune
 from anabranch.spark.shuffle import Router
-from anabranch.spark.sinks.sink import Delivery, Replaceable
 from anabranch.state.keytypes import is_fixed
 from anabranch.units import NO_VERSION, Version
 from anabranch.worker.reports import InstanceReport, Reports
@@ -93,11 +93,10 @@ class Batches(HandOver):
         self._ledger = ledger
         self._context = spark.sparkContext
         self._reshapable: set[Stateful] = set()
-        self._first = True
         self._committed_at = time.perf_counter()
-        self._unflushed_sinks = not all(
-            isinstance(output.sink, Replaceable) for output in program.plan.outputs
-        )
+        sinks = [output.sink for output in program.plan.outputs]
+        self.completion = Completion(program.query, sinks, ledger)
+        """Brings what was computed to its sinks, and commits it."""
         # Asked of the user's session: in the query's own Spark sets what it noted at its start.
         self._chose_partitions = chose_partitions(spark)
         self._tuned: SparkSession | None = None
@@ -166,11 +165,8 @@ class Batches(HandOver):
     ) -> BatchCommitted:
         version = order.version
         self._tune(frame, order)
-        if self._unflushed_sinks and order.deliver:
-            # Whatever it is given under a version must be what it would be given again.
-            self._ledger.spark.flush(version)
+        delivery = self.completion.begin(order)
         steps.update(self._steps(order))
-        delivery = Delivery(self.program.query, version, self._first, self.program.epoch)
         frames = Frames(self.program.plan, frame, steps, self.reports, self._computed_first)
         try:
             with self._cancellable(), tagged(self._context) as jobs:
@@ -183,16 +179,9 @@ class Batches(HandOver):
         finally:
             self._reshapable = frames.reshapable
             frames.release()
-        if order.deliver:
-            self._ledger.reign.check()
-            for output in self.program.plan.outputs:
-                output.sink.commit(delivery)
-        commit = self._commit_of(order, reports.values())
-        self._ledger.commit(commit)
+        commit = self.completion.end(order, delivery, self._times(reports.values()))
         self._commit = commit
         self.sent.keep(version, steps, commit.times)
-        if order.deliver:
-            self._first = False
         self._record(version, reports.values(), time.perf_counter() - began, attempts)
         told = slices_told(order, reports.values())
         obsolete = self.sent.obsolete(version, commit.times)
@@ -280,11 +269,9 @@ class Batches(HandOver):
 
     # What follows from a batch
 
-    def _commit_of(self, order: RunBatch, reports: Iterable[InstanceReport]) -> Commit:
+    def _times(self, reports: Iterable[InstanceReport]) -> Times:
         operators = {bound.name: bound.operator for bound in self.program.bounds.values()}
-        watermarks = self._commit.watermarks.advanced(operators, reports)
-        offsets = digest(self._ledger.spark.offsets(order.version))
-        return Commit(order.version, watermarks.times, offsets, order.arrangement)
+        return self._commit.watermarks.advanced(operators, reports).times
 
     def _record(
         self, version: Version, reports: Collection[InstanceReport], seconds: float, attempts: int

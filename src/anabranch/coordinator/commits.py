@@ -7,7 +7,13 @@ import re
 from dataclasses import dataclass
 
 from anabranch.coordinator.watermarks import Times, Watermarks
-from anabranch.errors import CheckpointCorrupt, CheckpointError
+from anabranch.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    MayHaveHappened,
+    StoreError,
+)
 from anabranch.stores.sealed import seal, unseal
 from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
@@ -72,6 +78,8 @@ class CommitLog:
     def __init__(self, store: BackupStore, *, keep: int = 250) -> None:
         self._store = store
         self._keep = keep
+        self._old: dict[Version, None] = {}
+        """Commits that nobody needs any more, and that are yet to be removed."""
 
     def latest(self) -> Commit:
         """The last committed batch."""
@@ -102,10 +110,33 @@ class CommitLog:
         return commit if commit.version == version else None
 
     def append(self, commit: Commit) -> None:
-        """Commit a batch. The commit survives the death of any process once this returns."""
-        self._store.put(_name(commit.version), commit.to_bytes())
+        """Commit a batch. When this returns, the batch is done, whatever process dies."""
+        name, data = _name(commit.version), commit.to_bytes()
+        try:
+            self._store.put(name, data)
+        except MayHaveHappened:
+            if not self._has(name, data):
+                raise  # to put it again is safe, it is the same commit
         if commit.version >= self._keep:
-            self._store.delete(_name(Version(commit.version - self._keep)))
+            self._old[Version(commit.version - self._keep)] = None
+        self._tidy()
+
+    def _has(self, name: str, data: bytes) -> bool:
+        try:
+            return bool(self._store.get(name).to_pybytes() == data)
+        except (CheckpointNotFound, StoreError) as error:
+            _log.info("Commit %s was not found after an attempt to write it: %s", name, error)
+            return False
+
+    def _tidy(self) -> None:
+        """Remove old commits; what cannot be removed goes with the next commit."""
+        for version in list(self._old):
+            try:
+                self._store.delete(_name(version))
+            except StoreError as error:
+                _log.info("The old commit of batch %s was not removed yet: %s", version, error)
+                return
+            del self._old[version]
 
     def forget_after(self, version: Version) -> None:
         """Delete the commits of all later batches."""

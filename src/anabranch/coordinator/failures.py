@@ -12,7 +12,9 @@ from anabranch import errors
 from anabranch.errors import (
     AnabranchError,
     CutOff,
+    DidNotHappen,
     Fenced,
+    MayHaveHappened,
     Misplaced,
     QueryFailed,
     Reshaped,
@@ -46,7 +48,16 @@ _PLANNED = (
     "Multiple streaming queries are concurrently using",
 )
 _STOPPED = ("SparkContext was shut down", "stopped SparkContext", "SparkContext is stopped")
-_TRY_AGAIN = {StateLocked, Fenced, Misplaced, Reshaped, CutOff, SinkFailed}
+_TRY_AGAIN = {
+    StateLocked,
+    Fenced,
+    Misplaced,
+    Reshaped,
+    CutOff,
+    SinkFailed,
+    DidNotHappen,
+    MayHaveHappened,
+}
 
 
 def lost_worker(error: BaseException) -> bool:

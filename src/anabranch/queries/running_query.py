@@ -25,7 +25,6 @@ from anabranch.protocols.orders import Captured
 from anabranch.protocols.query import Query as State
 from anabranch.spark.bind import Bound
 from anabranch.spark.sinks.simple import MemorySink
-from anabranch.spark.sinks.sink import Replaceable
 from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.checkpoint import read
 from anabranch.state.groups import Routing
@@ -306,9 +305,7 @@ class RunningQuery:
         """The state is restored: resume the sinks, and scale as the program asks."""
         parts = self._parts
         stored = state.published[-1].version if state.published else NO_VERSION
-        for output in parts.program.plan.outputs:
-            if isinstance(output.sink, Replaceable):
-                output.sink.resume(parts.program.query, stored)
+        parts.batches.completion.take_over(stored)
         if self._settled:
             return
         self._settled = True

@@ -18,7 +18,7 @@ import xxhash
 from pyarrow import fs
 
 from anabranch.durable import flush, flush_ancestors
-from anabranch.errors import CheckpointCorrupt, CheckpointNotFound
+from anabranch.errors import CheckpointCorrupt, CheckpointNotFound, DidNotHappen
 from anabranch.units import NO_VERSION, Version
 from anabranch.uris import resolve
 
@@ -63,6 +63,8 @@ class SparkLogs:
             raise CheckpointNotFound(
                 f"{path}: Spark's log no longer has the offsets of batch {version}"
             ) from error
+        except OSError as error:
+            raise DidNotHappen(f"cannot read {path}: {error}") from error
 
     def batch_time(self, version: Version) -> int:
         """When a batch was planned, in microseconds since 1970."""
@@ -118,6 +120,14 @@ class SparkLogs:
         """Flush everything that a batch needs to run again with the same rows."""
         if not self._local:
             return
+        try:
+            self._flush(version)
+        except OSError as error:
+            raise DidNotHappen(
+                f"Spark's logs in {self._root} are not flushed up to batch {version}: {error}"
+            ) from error
+
+    def _flush(self, version: Version) -> None:
         for source, entry in self._entries(version).items():
             since = self._flushed.get(source, -1)
             for number, path in self._entry_files(source):

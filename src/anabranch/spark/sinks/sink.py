@@ -20,7 +20,8 @@ class Delivery:
     query: str
     version: Version
     first: bool
-    """Whether it is the first since a start: an earlier run may have died half way through it."""
+    """Whether sinks may have results of the batch: it is the first since a start, and an earlier
+    run may have died half way through it, or an attempt at it failed after sinks had begun."""
     epoch: int = 0
     """The number of the driver; a later one has a greater number."""
 
