@@ -46,7 +46,7 @@ from anabranch.spark.bind import Bound
 from anabranch.spark.logs import SparkLogs
 from anabranch.spark.nodes import is_local
 from anabranch.spark.session import batches_in_log
-from anabranch.spark.sinks.sink import Replaceable
+from anabranch.spark.sinks.sink import Flushed
 from anabranch.spark.sources import combine, logs_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
@@ -341,14 +341,14 @@ def _before(node: Stateful) -> tuple[str, ...]:
 def _volatile(folder: CheckpointFolder, plan: Plan) -> bool:
     """Whether the query has files on disks of this machine that are not flushed at once."""
     sinks = [output.sink for output in plan.outputs]
-    return folder.is_local or any(isinstance(s, Replaceable) and s.local for s in sinks)
+    return folder.is_local or any(isinstance(s, Flushed) and s.local for s in sinks)
 
 
 def _secure(plan: Plan, logs: SparkLogs, version: Version) -> Mapping[Version, str]:
     """Flush results and Spark's logs up to a version, and return what a manifest notes of them."""
     try:
         for output in plan.outputs:
-            if isinstance(output.sink, Replaceable):
+            if isinstance(output.sink, Flushed):
                 output.sink.flush()
         logs.flush(version)
         return logs.newest_offsets(version)

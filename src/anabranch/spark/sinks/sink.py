@@ -47,12 +47,8 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Replaceable(Sink, Protocol):
-    """A sink whose newest batches can be removed, and written again with other rows.
-
-    Its results are not flushed with every batch: after a power failure all results after the newest
-    checkpoint are removed and computed again.
-    """
+class Flushed(Sink, Protocol):
+    """A sink on whose results a checkpoint counts only once they are flushed."""
 
     @property
     def local(self) -> bool:
@@ -62,6 +58,15 @@ class Replaceable(Sink, Protocol):
     def flush(self) -> None:
         """Flush everything that was committed so far. Called while the next batches run."""
         ...
+
+
+@runtime_checkable
+class Replaceable(Flushed, Protocol):
+    """A sink whose newest batches can be taken back, and given again in another division.
+
+    Results of such a sink need not be flushed with every batch: after a power failure everything
+    after the newest checkpoint is taken back and computed again.
+    """
 
     def resume(self, query: str, after: Version) -> None:
         """Continue after a run whose results after this version may not be flushed."""
