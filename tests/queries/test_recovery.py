@@ -3,7 +3,7 @@
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import anabranch as ab
 from anabranch.queries.running_query import RunningQuery
+from anabranch.spark.jobs import Stages
 from anabranch.spark.logs import SparkLogs
 from anabranch.testing.feeds import Feed
 from anabranch.units import Version
@@ -320,3 +321,31 @@ def test_an_error_of_the_user_is_told_as_it_was(
 
 def explode(key: object, rows: ab.Rows, state: object) -> None:
     raise RuntimeError("the fuse was too short")
+
+
+def test_a_batch_with_tasks_that_run_on_is_not_committed_but_run_again(
+    spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Version, Collection[int]]] = []
+    ended = Stages.ended
+
+    def runs_on_once(self: Stages, stages: Collection[int]) -> bool:
+        asked.append((query.version, stages))
+        return len(asked) != 2 and ended(self, stages)
+
+    feed.add(*[batch(seed) for seed in range(3)])
+    query = query_over(feed, spark).start(tmp_path / "ck")
+    try:
+        query.process_all_available()
+        monkeypatch.setattr(Stages, "ended", runs_on_once)
+        feed.add(*[batch(seed) for seed in range(3, 6)])
+        query.process_all_available()
+        failed = [event.details for event in query.events if event.kind == "batch failed"]
+        assert [(each["version"], each["attempt"]) for each in failed] == [(4, 1)]
+        assert "still runs" in failed[0]["reason"]
+        assert [version for version, _ in asked] == [2, 3, 3, 4], "before each commit"
+        assert all(len(stages) >= 1 and min(stages) > 0 for _, stages in asked)
+        expected = undisturbed(spark, tmp_path / "undisturbed", 6)
+        assert query.memory_table("out").to_pylist() == expected
+    finally:
+        query.stop()

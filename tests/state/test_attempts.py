@@ -79,8 +79,6 @@ class Attempts(RuleBasedStateMachine):
         self.running: Task | None = None
         self.reported: set[tuple[int, int, int]] = set()
         self.newest = (-1, -1)
-        self.repeated = False
-        """Whether a task with the right to do so began the committed version again."""
 
     def teardown(self) -> None:
         self.dies()
@@ -110,14 +108,12 @@ class Attempts(RuleBasedStateMachine):
         except StateMissing:
             self.newest = max(self.newest, task.pair)
             table.close()
-            assert late or self.repeated, f"{task} finds no version {self.committed}"
-            if not late:
-                self.restores()
+            assert late, f"{task} finds no version {self.committed}"
             return
+        assert not late, f"{task} began version {self.committed} again, which is committed"
         assert ahead, f"{task} came after {self.newest}, and was let in"
         self.newest = task.pair
         assert content(table) == self.states[task.version - 1]
-        self.repeated = late
         task.table, self.running = table, task
 
     @precondition(lambda self: self.running is not None)
@@ -139,8 +135,6 @@ class Attempts(RuleBasedStateMachine):
         task.table.validate()
         self.reported.add((task.version, *task.pair))
         task.table.close()
-        if task.version == self.committed:
-            self.repeated = False
         self.running = None
 
     @rule()
@@ -152,8 +146,9 @@ class Attempts(RuleBasedStateMachine):
     @rule()
     def commits(self) -> None:
         done = [r for r in self.reported if r[:2] == (self.committed + 1, self.fence)]
-        # The driver waits for its tasks: it does not commit under a running one of its own.
-        if not done or (self.running is not None and self.running.fence == self.fence):
+        # The driver waits for the tasks of its jobs, also for those that are yet to begin.
+        tasks = [*self.waiting, *([self.running] if self.running else [])]
+        if not done or any(task.fence == self.fence for task in tasks):
             return
         table = StateTable.open(self.folder, LAYOUT)
         if table.version != self.committed + 1:
@@ -163,18 +158,21 @@ class Attempts(RuleBasedStateMachine):
         self.committed += 1
         done_by = changes(self.committed, self.fence)
         self.states[self.committed] = self.states[self.committed - 1] | done_by
-        self.repeated = False
         self.fence += 1
 
-    def restores(self) -> None:
+    @precondition(lambda self: self.running is None and self.committed >= 0)
+    @rule()
+    def is_restored(self) -> None:
+        """The table was lost, and is made anew of a checkpoint: it knows no attempts."""
         shutil.rmtree(self.folder)
         table = StateTable.create(self.folder, LAYOUT, version=Version(self.committed - 1))
         table.begin(Version(self.committed), 0)
+        # The table was empty at the version before, so all rows are changes.
         write(table, self.states[self.committed])
         table.finish()
         table.forget_previous()
         table.close()
-        self.newest, self.repeated = (-1, -1), False
+        self.newest = (-1, -1)
 
 
 Attempts.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

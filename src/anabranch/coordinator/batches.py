@@ -40,7 +40,7 @@ from anabranch.protocols.events import (
 from anabranch.protocols.model import Routed, Slice, SliceId
 from anabranch.protocols.orders import CancelBatch, Captured, CaptureWanted, RunBatch
 from anabranch.spark.bind import Bound
-from anabranch.spark.jobs import Jobs, tagged
+from anabranch.spark.jobs import Jobs, Stages, tagged
 from anabranch.spark.packed_shuffle import PackedRouter
 from anabranch.spark.session import chose_partitions, tune
 from anabranch.spark.shuffle import Router
@@ -92,6 +92,7 @@ class Batches(HandOver):
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
         self._ledger = ledger
         self._context = spark.sparkContext
+        self._stages = Stages(spark.sparkContext)
         self._reshapable: set[Stateful] = set()
         self._committed_at = time.perf_counter()
         sinks = [output.sink for output in program.plan.outputs]
@@ -176,6 +177,7 @@ class Batches(HandOver):
                     else:
                         frames.discard(output)
                 reports = self._complete(order, frames, jobs)
+            self._await_tasks(version, reports.values())
         finally:
             self._reshapable = frames.reshapable
             frames.release()
@@ -241,6 +243,18 @@ class Batches(HandOver):
             )
         return reports
 
+    def _await_tasks(self, version: Version, reports: Iterable[InstanceReport]) -> None:
+        """Wait until nobody is left who could begin the batch's version of a table once more.
+
+        A later attempt at a task has the right to roll back what an earlier one has finished. The
+        next batch would find the state of before this one, and have to recover it.
+        """
+        if not self._stages.ended({report.stage for report in reports}):
+            raise StillRunning(
+                f"batch {version} is computed, but another attempt at one of its tasks still runs; "
+                "an attempt of the batch that follows keeps it from the state"
+            )
+
     def _compute_first(self, nodes: Collection[Stateful]) -> bool:
         """Compute these operators by Spark jobs of their own from now on. Whether any is new."""
         new = set(nodes) - self._computed_first
@@ -292,6 +306,10 @@ class Unreported(QueryFailed):
     A task can fail after Spark has cached the rows of its operator. Its report is lost, and the
     next task reads the cached rows instead of running the operator again.
     """
+
+
+class StillRunning(QueryFailed):
+    """Tasks of a batch run on though their jobs are over; another attempt has to fence them off."""
 
 
 class _Cancellable:
@@ -442,6 +460,6 @@ def _cause(error: Exception, failure: AnabranchError, *, cancelled: bool) -> Cau
         return Cause.FENCED
     if isinstance(failure, StateMissing):
         return Cause.STATE_MISSING
-    if cancelled or lost_worker(error) or isinstance(error, Unreported):
+    if cancelled or lost_worker(error) or isinstance(error, Unreported | StillRunning):
         return Cause.PROCESS_LOST
     return Cause.ERROR

@@ -1,11 +1,12 @@
-"""The Spark jobs that a thread starts in a block, and whether one of them failed."""
+"""Which jobs were run on behalf of something, whether one of them failed, and what still runs."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyspark import SparkContext
 
@@ -32,6 +33,39 @@ class Jobs:
         tracker = self._context._jsc.sc().statusTracker()
         found = [tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(self._tag)]
         return {str(info.get().status()) for info in found if info.isDefined()}
+
+
+class Stages:
+    """Which stages still have tasks.
+
+    A job is over once every partition was computed by some attempt. Where a stage was tried again,
+    another attempt at a partition may run on, or have been sent to its executor and begin later.
+    """
+
+    def __init__(self, context: SparkContext) -> None:
+        # The scheduler's own queue, as it is asked with every batch: that takes a tenth of a
+        # millisecond. A set of tasks leaves it with its last task.
+        self._queue = context._jsc.sc().taskScheduler().rootPool().schedulableQueue()
+
+    def ended(self, stages: Collection[int]) -> bool:
+        """Whether these stages have no task that runs or will; waits ten seconds for it."""
+        deadline = time.monotonic() + _PATIENCE
+        while _has_one_of(self._queue, stages):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+
+def _has_one_of(queue: Any, stages: Collection[int]) -> bool:
+    """Whether a queue of the scheduler, or a pool in it, has tasks of these stages."""
+    if queue.isEmpty():
+        return False
+    for each in queue.toArray():
+        pool = each.schedulableQueue()
+        if each.stageId() in stages if pool is None else _has_one_of(pool, stages):
+            return True
+    return False
 
 
 @contextmanager

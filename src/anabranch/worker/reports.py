@@ -50,6 +50,8 @@ class InstanceReport:
     """The latest event time seen on each input, in microseconds, for the watermark."""
     attempt: int = 0
     """Spark's number of the task attempt; it grows within an attempt of the batch."""
+    stage: int = 0
+    """Spark's number of the stage that the task is of."""
 
     @property
     def rows(self) -> int:

@@ -112,6 +112,7 @@ class OperatorTask:
                 queued,
                 tuple(times),
                 attempt,
+                spark.stageId(),
             )
         reports.send(report)
 
