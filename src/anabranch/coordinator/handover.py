@@ -129,9 +129,13 @@ class HandOver(ABC):
         self._cancelled = True
 
     def end(self, error: BaseException) -> None:
-        """End this and every later call of Spark's with an error, until :meth:`resume`."""
+        """Let Spark's thread go, now and whenever it comes, with an error.
+
+        If that is TakenBack, until :meth:`resume`; any other is for good.
+        """
         with self._lock:
-            self._ended = error
+            if self._ended is None or self.taken_back:
+                self._ended = error
             ticket = self._ticket
         if ticket is not None:
             ticket.orders.put(error)
@@ -139,7 +143,8 @@ class HandOver(ABC):
     def resume(self, commit: Commit) -> None:
         """Continue after a committed batch. Rows kept from before are of another history."""
         with self._lock:
-            self._ended = None
+            if self.taken_back:
+                self._ended = None
         self._commit = commit
         self.failure = None
 
