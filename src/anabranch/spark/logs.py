@@ -174,17 +174,26 @@ class SparkLogs:
         self._renew_sums()
 
     def _renew_sums(self) -> None:
-        """Write the checksum files of all logs again, as a power failure may have damaged them."""
+        """Write checksum files of logs anew: they may be spoiled where the logs are not.
+
+        No log is without its checksums for a moment: whoever dies here would have them count as
+        lost the next time.
+        """
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        for info in self._fs.get_file_info(selector):
-            if info.type == fs.FileType.File and info.base_name.endswith(_SUMS):
+        found = [info for info in self._fs.get_file_info(selector) if info.is_file]
+        finished = [
+            i.path for i in found if i.base_name == "metadata" or _ENTRY.fullmatch(i.base_name)
+        ]
+        needed = set(map(_sums_path, finished))
+        for info in found:
+            if info.base_name.endswith(_SUMS) and info.path not in needed:
                 self._fs.delete_file(info.path)
-        for info in self._fs.get_file_info(selector):
-            finished = info.base_name == "metadata" or _ENTRY.fullmatch(info.base_name)
-            if info.type == fs.FileType.File and finished:
-                self._write_sums(info.path, self._read(info.path))
-                if self._local:
-                    self._flush_with_sums(info.path)
+        for path in finished:
+            data = self._read(path)
+            if not _fits(data, self._sums(path)):
+                self._write_sums(path, data)
+            if self._local:
+                self._flush_with_sums(path)
         folders = [i.path for i in self._fs.get_file_info(selector) if not i.is_file]
         for folder in [*folders, self._root] if self._local and self._exists(self._root) else ():
             flush(folder)
@@ -192,8 +201,10 @@ class SparkLogs:
     def _write_sums(self, path: str, data: bytes) -> None:
         """Write the checksum file that Hadoop would write."""
         if self._local:
-            with self._fs.open_output_stream(_sums_path(path)) as stream:
+            partial = f"{_sums_path(path)}.partial"
+            with self._fs.open_output_stream(partial) as stream:
                 stream.write(_CRC_HEAD.pack(_CRC_MARK, _PIECE) + _sums_of(data, _PIECE))
+            self._fs.move(partial, _sums_path(path))
 
     def put_offsets(self, version: Version, text: str) -> None:
         """Plan a batch with these offsets. Spark runs it next, if the batch before is committed."""
