@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos damage flood simulate bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean soak
+.PHONY: help setup demo test test-cluster lint format types check chaos damage power flood simulate bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ damage: setup ## files of checkpoint folders damaged in every way (DAMAGE=100000
 
 simulate: setup ## the protocols under faults, in a model of a cluster, on all cores (FAULTS=1000000 SEED=)
 	cd tests && $(PY) -m protocols.many $(or $(FAULTS),1000000) $(SEED)
+
+power: setup ## queries on a machine that loses its power, and whose disk fails (POWER=2000)
+	POWER=$(or $(POWER),2000) $(PY) -m pytest tests/coordinator/test_power_failure.py -s -q --timeout 36000 -p no:logging
 
 flood: setup ## requests that an agent must refuse, beside which it serves others (FLOOD=1000000)
 	FLOOD=$(or $(FLOOD),1000000) $(PY) -m pytest tests/nodes/test_flood.py -s
