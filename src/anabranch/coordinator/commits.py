@@ -110,7 +110,7 @@ class CommitLog:
         return commit if commit.version == version else None
 
     def append(self, commit: Commit) -> None:
-        """Commit a batch. When this returns, the batch is done, whatever process dies."""
+        """Commit a batch. The commit survives the death of any process once this returns."""
         name, data = _name(commit.version), commit.to_bytes()
         try:
             self._store.put(name, data)

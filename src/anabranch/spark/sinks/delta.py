@@ -1,7 +1,7 @@
 """A Delta table that holds every batch exactly once.
 
-Each commit carries the query's id and the version as Delta's own application transaction, so a
-batch that is already in the table is known by the table itself.
+Each commit has the query's id and the version as Delta's own application transaction. A batch that
+is already in the table is recognised by it and skipped.
 
 The package flushes nothing. In a table on a local disk a commit might outlast a power failure, and
 its files or an earlier commit not. So each commit is flushed before the next one is made, beside

@@ -62,10 +62,10 @@ class Flushed(Sink, Protocol):
 
 @runtime_checkable
 class Replaceable(Flushed, Protocol):
-    """A sink whose newest batches can be taken back, and given again in another division.
+    """A sink whose newest batches can be removed, and written again with other rows.
 
-    Results of such a sink need not be flushed with every batch: after a power failure everything
-    after the newest checkpoint is taken back and computed again.
+    Its results are not flushed with every batch: after a power failure all results after the newest
+    checkpoint are removed and computed again.
     """
 
     def resume(self, query: str, after: Version) -> None:
