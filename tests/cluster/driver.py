@@ -102,3 +102,18 @@ def job(tasks: int, service: bool = False) -> list[Seen]:
 
     rows = _Here.spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(look)
     return [Seen(*row) for row in rows.collect()]
+
+
+def shout(size: int) -> None:
+    """A task that writes so many bytes to its standard error."""
+
+    def write(_: Iterator[int]) -> Iterator[int]:
+        import sys
+
+        line = "x" * 1023
+        for _ in range(size // 1024):
+            print(line, file=sys.stderr)
+        print("the end", file=sys.stderr, flush=True)
+        yield 0
+
+    _Here.spark.sparkContext.parallelize([0], 1).mapPartitions(write).collect()

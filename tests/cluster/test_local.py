@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import pytest
 
 from anabranch.cluster import ClusterFailed, LocalCluster
 from anabranch.cluster.processes import of_folder, running
+from anabranch.cluster.spark import LOG_BYTES
 from anabranch.cluster.waiting import until
 from anabranch.errors import PlanError
 from cluster import driver
@@ -67,6 +69,21 @@ def test_tasks_are_under_the_quota_of_their_node(cluster: Cluster) -> None:
         pytest.skip("control groups cannot be made here")
     for task in job(cluster, 2):
         assert f"{cluster.folder.name}/{task.host}" in task.group
+
+
+def test_executors_log_little_and_their_logs_stay_small(cluster: Cluster) -> None:
+    def logs() -> list[Path]:
+        return [*cluster.folder.glob("*/work/*/*/stderr*")]
+
+    job(cluster, 20)
+    assert logs()
+    assert not [log for log in logs() if " INFO Executor: Running task" in log.read_text()]
+    cluster.driver.run(driver.shout, 4 * LOG_BYTES)
+    assert until(lambda: any("the end" in log.read_text() for log in logs()), 20)
+    written: Counter[Path] = Counter()
+    for log in logs():
+        written[log.parent] += log.stat().st_size
+    assert LOG_BYTES / 2 < max(written.values()) < 2.5 * LOG_BYTES
 
 
 def test_a_killed_node_is_gone_with_all_it_started_and_a_new_one_takes_part(

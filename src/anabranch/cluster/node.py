@@ -29,6 +29,7 @@ class Node:
         self._group = group
         self._log = folder / "worker.log"
         spark.make_folders(folder)
+        spark.limit_logs(folder)
         self._process: subprocess.Popen[bytes] = start(
             spark.worker_command(master, host, folder / "work", cores=cores, memory=memory),
             environment=spark.environment(host, folder),

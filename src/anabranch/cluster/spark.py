@@ -21,10 +21,29 @@ _FOREIGN = ("SPARK_", "PYSPARK_", "_PYSPARK_")
 _MEMORY = re.compile(r"(\d+)([mg])", re.IGNORECASE)
 # These processes only keep lists: a small heap, and no time spent on making them fast.
 _FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+LOG_BYTES = 4 << 20
+"""The most that an executor's log has; what was before is in one more file of this size."""
+_LOGS = " ".join(
+    f"-Dspark.executor.logs.rolling.{name}={value}"
+    for name, value in {"strategy": "size", "maxSize": LOG_BYTES, "maxRetainedFiles": 1}.items()
+)
+_LOG_SETTINGS = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stdout.ref = console
+logger.deploy.name = org.apache.spark.deploy
+logger.deploy.level = info
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 _DAEMON = {
     "SPARK_LAUNCHER_OPTS": _FRUGAL,
     "SPARK_DAEMON_MEMORY": "256m",
     "SPARK_DAEMON_JAVA_OPTS": f"{_FRUGAL} -Dspark.master.rest.enabled=false",
+    # Workers write down what executors say, so these are settings of theirs.
+    "SPARK_WORKER_OPTS": _LOGS,
 }
 
 
@@ -89,6 +108,14 @@ def make_folders(folder: Path) -> None:
     """Everything that :func:`environment` names."""
     for name in ("state", "scratch", "conf"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+
+
+def limit_logs(folder: Path) -> None:
+    """Let the processes of a node write down what went wrong, and what its worker does.
+
+    By default an executor writes a dozen lines for every task, whatever the level of its session.
+    """
+    (folder / "conf" / "log4j2.properties").write_text(_LOG_SETTINGS)
 
 
 def _spark_class(name: str, *arguments: str) -> list[str]:
