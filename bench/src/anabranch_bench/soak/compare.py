@@ -87,6 +87,14 @@ _STATE_EXPECTED = {
         UNION ALL SELECT id, us + {traffic.TTL} FROM later WHERE kind = {PING}
     """,
     "trips": f"SELECT note, count(*), sum(amount) FROM later WHERE kind = {PING} GROUP BY note",
+    # Rows that may still find a partner, and for each key one that says how many there are.
+    "paid": f"""
+        SELECT id, 0, us, amount, note, NULL FROM later WHERE kind = {ORDER}
+        UNION ALL SELECT id, 1, us, amount, NULL, NULL FROM later WHERE kind = {PAYMENT}
+        UNION ALL SELECT id, -1, NULL, NULL, NULL,
+            [count(*) FILTER (kind = {ORDER}), count(*) FILTER (kind = {PAYMENT})]
+        FROM later WHERE kind IN ({ORDER}, {PAYMENT}) GROUP BY id
+    """,
     "totals": "SELECT device, n, total FROM totals",
 }
 _STATE = {
@@ -94,6 +102,13 @@ _STATE = {
     "top": "SELECT region, slot, device, score, rank FROM state",
     "once": "SELECT id, epoch_us(_expires) FROM state",
     "trips": "SELECT note, n, amount FROM state",
+    "paid": """
+        SELECT id, _side,
+            CASE _side WHEN 0 THEN epoch_us(ordered) WHEN 1 THEN epoch_us(settled) END,
+            CASE _side WHEN 0 THEN amount WHEN 1 THEN paid END, CASE _side WHEN 0 THEN note END,
+            CASE WHEN _side < 0 THEN _counts END
+        FROM state
+    """,
     "totals": "SELECT device, n_count, total_sum FROM state",
 }
 

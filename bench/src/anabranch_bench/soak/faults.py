@@ -38,11 +38,10 @@ WEIGHTS = {
     "rebalance": 1.0,
     "two nodes": 0.7,
     "pause": 0.7,
-    "driver": 0.5,
-    "everything": 0.4,
 }
 """How often each comes, relative to the others."""
-OF_DRIVER = ("driver", "everything")
+OF_DRIVER = {"driver": 1.0, "everything": 0.8}
+"""What ends the driver, and how often that comes. It is left alone for most of a run."""
 
 
 @dataclass
@@ -55,6 +54,8 @@ class Faults:
     between: tuple[float, float]
     spares_driver: Callable[[], bool]
     """Whether the driver is to be left alone for now."""
+    spares_node: Callable[[], bool]
+    """Whether one of the nodes is to be left alone for now, with everything that runs there."""
     say: Callable[[str], None]
     done: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -63,6 +64,8 @@ class Faults:
     false_scales: list[str] = field(default_factory=list)
     """Scales that were reported as done and are not to be seen."""
     failure: BaseException | None = None
+    spared: str | None = None
+    """The node that is left alone."""
     _go: threading.Event = field(default_factory=threading.Event)
     _idle: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -99,16 +102,27 @@ class Faults:
                 self._idle.clear()
                 if not self._wait(self.chance.uniform(*self.between)):
                     continue
-                self._do(self._choose())
+                self.spare()
+                self.do(self._choose())
         except BaseException as error:
             self.failure = error
         finally:
             self._idle.set()
 
+    def spare(self) -> None:
+        """Choose the node that is left alone, when it is time."""
+        if not self.spares_node():
+            self.spared = None
+        elif self.spared is None:
+            self.spared = self.chance.choice(self.cluster.nodes)
+            self.say(f"{self.spared} is spared from now on")
+
+    def _exposed(self) -> list[str]:
+        """The nodes that are up and not spared."""
+        return [host for host in self.cluster.nodes if host != self.spared]
+
     def _choose(self) -> str:
-        weights = dict(WEIGHTS)
-        if self.spares_driver():
-            weights |= dict.fromkeys(OF_DRIVER, 0.0)
+        weights = WEIGHTS | ({} if self.spares_driver() else OF_DRIVER)
         return self.chance.choices(list(weights), list(weights.values()))[0]
 
     def _wait(self, seconds: float) -> bool:
@@ -119,7 +133,8 @@ class Faults:
                 return False
         return True
 
-    def _do(self, kind: str) -> None:
+    def do(self, kind: str) -> None:
+        """Do one thing now, and say what came of it."""
         actions: dict[str, Callable[[], str]] = {
             "scale": self._scale,
             "checkpoint": lambda: f"version {self.driver.ask('checkpoint', _SECONDS)}",
@@ -180,7 +195,7 @@ class Faults:
 
     def _kill_one(self, module: str, *, forked: bool) -> str:
         """A process of a node that runs this module, or one that such a process has forked."""
-        host = self.chance.choice(self.cluster.nodes)
+        host = self.chance.choice(self._exposed())
         found = []
         for pid in of_folder(self.cluster.folder / host):
             with suppress(psutil.Error):
@@ -196,12 +211,12 @@ class Faults:
         return f"on {host}"
 
     def _executor(self) -> str:
-        host = self.chance.choice(self.cluster.nodes)
+        host = self.chance.choice(self._exposed())
         self.cluster.kill_executor(host)
         return f"on {host}"
 
     def _nodes(self, count: int) -> str:
-        up = list(self.cluster.nodes)
+        up = self._exposed()
         chosen = self.chance.sample(up, min(count, len(up)))
         for host in chosen:
             self.cluster.kill(host)

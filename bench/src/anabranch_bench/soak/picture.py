@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anabranch_bench import plot
-from anabranch_bench.soak.samples import Sample
+from anabranch_bench.soak.samples import SPARED, Sample
 
 _ROLES = ("driver", "driver jvm", "executor", "python worker", "agent")
 _MIB = 2**20
@@ -24,6 +24,11 @@ _PANELS: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "Shared memory of nodes, MiB": (
         _MIB, ("state bytes", "shuffle bytes", "logs of nodes bytes")),
     "Shared memory of nodes, files": (1, ("state files", "shuffle files", "logs of nodes files")),
+    "Shared memory mapped, MiB, all of a kind": (
+        _MIB, ("executor shared", "python worker shared", "agent shared")),
+    "Shared memory that no file has, MiB": (_MIB, ("unlinked bytes",)),
+    "Oldest processes of a spared node, private, MiB": (
+        _MIB, tuple(f"spared {role} private" for role in SPARED.values())),
     "Checkpoint folder, MiB": (_MIB, ("checkpoint, ours bytes", "checkpoint/spark bytes")),
     "Checkpoint folder, files": (1, ("checkpoint files", "checkpoint, ours files",
         "checkpoint/manifests files", "checkpoint/events files", "checkpoint/commits files",
@@ -47,7 +52,7 @@ def draw(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(plot.STYLE):
-        figure, axes = pyplot.subplots(5, 3, figsize=(17, 18.5), squeeze=False)
+        figure, axes = pyplot.subplots(6, 3, figsize=(17, 22), squeeze=False)
         for axis, (title, (unit, names)) in zip(axes.flat, _PANELS.items(), strict=True):
             for name in names:
                 _line(axis, samples, name, unit)

@@ -32,6 +32,7 @@ _STUCK = 420.0
 """Seconds without a commit, while there is input, after which the query counts as hung."""
 _LOOK = 1.0
 _SAMPLED = 5.0
+_KILLED_AGAIN = 0.95
 _MOST_LAG = 240.0
 _HEAP = "1g"
 _FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -143,11 +144,17 @@ class Soak:
             driver,
             random.Random(self._plan.seed + 2),
             self._plan.between,
-            self._spares_driver,
+            lambda: spares_driver(self._progress()),
+            lambda: spares_node(self._progress()),
             self._say,
         )
         sampler = Sampler(
-            cluster, self._work, lambda: driver.status, lambda: driver.starts, _SAMPLED
+            cluster,
+            self._work,
+            lambda: driver.status,
+            lambda: driver.starts,
+            lambda: faults.spared,
+            _SAMPLED,
         )
         sampler.began = self._began
         feeder.start()
@@ -271,9 +278,9 @@ class Soak:
             self._reached = max(self._reached, watermark + DELAY)
         return (self._traffic.clock - self._reached) / SECOND
 
-    def _spares_driver(self) -> bool:
-        """In the second third of the run, so that what the driver gains in a long life is seen."""
-        return 1 / 3 <= (time.monotonic() - self._began) / (self._plan.minutes * 60) < 2 / 3
+    def _progress(self) -> float:
+        """How much of the run is over, from 0 to 1."""
+        return (time.monotonic() - self._began) / (self._plan.minutes * 60)
 
     def _driver(self, cluster: LocalCluster) -> Driver:
         local = self._work / "local"
@@ -311,11 +318,8 @@ class Soak:
             )
         for found in growth.judge(sampler.samples):
             verdict.growth.append(asdict(found) | {"flat": found.flat})
-            if not found.flat:
-                verdict.problems.append(
-                    f"{found.series} gained {found.gained:,.1f} in {found.minutes:.0f} minutes at "
-                    f"a level of {found.level:,.1f}; {found.allowed:,.1f} are allowed"
-                )
+            if (problem := found.problem(self._plan.minutes)) is not None:
+                verdict.problems.append(problem)
         self._say(
             f"backlogs: {feeder.backlogs}; the feeder waited {feeder.waited:.0f} s for the query"
         )
@@ -323,6 +327,19 @@ class Soak:
     def _say(self, text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         self._console.print(f"{minutes:3d}:{seconds:02d} {text}", highlight=False, markup=False)
+
+
+def spares_driver(progress: float) -> bool:
+    """From the first third of a run almost to its end: what it gains in a long life is to be seen.
+
+    Then it is killed again, after that life.
+    """
+    return 1 / 3 <= progress < _KILLED_AGAIN
+
+
+def spares_node(progress: float) -> bool:
+    """In the last third, as long as the driver is spared: all executors end with the driver."""
+    return 2 / 3 <= progress < _KILLED_AGAIN
 
 
 def soak(plan: Plan, console: Console, json_file: Path | None, plot: Path | None) -> bool:

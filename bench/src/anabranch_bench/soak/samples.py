@@ -26,6 +26,10 @@ ROLES = {
     "anabranch.stores.merging": "merge",
 }
 """What is in the command line of a process, and what it is."""
+SPARED = {"executor": "executor", "agent": "agent", "python worker": "daemon"}
+"""The roles of which the oldest process of a spared node is measured, and what that one is: the
+oldest Python worker is the daemon that the others are forked from. Those end with every batch that
+is cancelled because another node was lost."""
 _SETTLED = ("driver", "driver jvm", "executor", "agent", "python worker")
 
 Sample = dict[str, float]
@@ -39,6 +43,8 @@ class Sampler:
     work: Path
     status: Callable[[], dict[str, Any]]
     starts: Callable[[], int]
+    spared: Callable[[], str | None]
+    """The node to which nothing is done for now, if there is one."""
     every: float
     samples: list[Sample] = field(default_factory=list)
     failure: BaseException | None = None
@@ -63,7 +69,10 @@ class Sampler:
     def _look(self) -> Sample:
         sample: Sample = {"at": time.monotonic() - self.began, "run": self.starts()}
         sample |= processes(self.cluster.folder)
+        if (host := self.spared()) is not None:
+            sample |= oldest(self.cluster.folder / host)
         sample |= self._folders()
+        sample |= unlinked(self.cluster.folder)
         status = self.status()
         if status:
             for name in ("version", "state_rows", "state_bytes", "batch_seconds", "heap", "nodes"):
@@ -113,7 +122,49 @@ def processes(folder: Path) -> Sample:
     return totals
 
 
-_MEASURES = ("processes", "rss", "private", "threads", "open files")
+def oldest(node: Path) -> Sample:
+    """What the oldest process of each kind takes up on a node, and when it was started."""
+    found: dict[str, Sample] = {}
+    for pid in of_folder(node):
+        with suppress(OSError, ValueError, IndexError):
+            name = SPARED.get(_role(pid))
+            if name is None:
+                continue
+            measured = _measure(pid) | {"born": _born(pid)}
+            if name not in found or measured["born"] < found[name]["born"]:
+                found[name] = measured
+    return {
+        f"spared {name} {what}": value
+        for name, measured in found.items()
+        for what, value in measured.items()
+        if what != "processes"
+    }
+
+
+def unlinked(folder: Path) -> Sample:
+    """What is in use of the shared memory that a folder is in, and how much of it no file has.
+
+    A table that is deleted while a process has it mapped takes up memory, and no folder shows it.
+    Files of other users cannot all be seen, and count as well.
+    """
+    mount = next(each for each in (folder, *folder.parents) if each.is_mount())
+    kinds = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    if [str(mount), "tmpfs"] not in kinds:
+        return {}  # on a disk there is more than can be looked through
+    system = os.statvfs(mount)
+    used = (system.f_blocks - system.f_bfree) * system.f_frsize
+    own = [each for each in mount.iterdir() if _is_own(each)]
+    seen = sum(measure_folder(each)[1] for each in own)
+    return {"shared memory bytes": used, "unlinked bytes": max(0, used - seen)}
+
+
+def _is_own(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return path.lstat().st_uid == os.geteuid()
+    return False
+
+
+_MEASURES = ("processes", "rss", "private", "shared", "threads", "open files")
 
 
 def _measure(pid: int) -> Sample:
@@ -126,9 +177,15 @@ def _measure(pid: int) -> Sample:
         "processes": 1,
         "rss": int(status["VmRSS"].split()[0]) * 1024,
         "private": int(status["RssAnon"].split()[0]) * 1024,
+        "shared": int(status["RssShmem"].split()[0]) * 1024,
         "threads": int(status["Threads"]),
         "open files": len(os.listdir(f"/proc/{pid}/fd")),  # noqa: PTH208
     }
+
+
+def _born(pid: int) -> float:
+    """When a process was started, in ticks of the system since it was."""
+    return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _role(pid: int) -> str:
