@@ -91,6 +91,7 @@ def plan_of(number: int, most: int) -> dict[str, Any]:
         # Often enough for long chains in every second round.
         "seconds": 0.2 if number % 2 == 0 else chance.choice([0.3, 1.0, 30.0]),
         "chain": 2,
+        "slices": 2,
         "groups": groups,
         "acts": acts,
     } | (_disk(chance) if with_disk else {})
@@ -156,10 +157,11 @@ def test_faults_and_scaling_change_nothing(tmp_path: Path) -> None:
         failures = json.loads((work / "failures.json").read_text())
         print(
             f"{done.total()} faults in {number} rounds, {seen.scales} scales, {seen.refused} not; "
-            f"nothing lost or repeated; {dict(done)}; refused: {failures}"
+            f"nothing lost or repeated; {dict(done)}; {dict(seen.upkeep)}; {dict(seen.events)}; "
+            f"refused: {failures}"
         )
         shutil.rmtree(work)
     assert seen.scales >= number, f"only {seen.scales} scales happened"
     if LONG:
         assert seen.scales >= seen.refused, f"{seen.refused} scales were refused"
-        assert seen.events["merge"], f"no chain of checkpoints was merged: {seen.events}"
+        seen.check()

@@ -18,8 +18,9 @@ batches run. Nodes are counted among those in use:
 
 Results are in WORK/out and WORK/state, scales and what was seen of them in WORK/scales.
 
-``chain`` is how many files of changes a checkpoint has before they are merged. Without nodes it
-runs on this machine with its state in WORK/memory.
+``chain`` is how many files of changes a checkpoint has before they are merged, ``slices`` how many
+slices an instance has before its smallest are. What was done to tables is in WORK/upkeep, a line
+for each batch. Without nodes it runs on this machine with its state in WORK/memory.
 """
 
 import json
@@ -104,6 +105,7 @@ class Acts:
         self.cluster, self.query, self.work = cluster, query, work
         self.threads: list[threading.Thread] = []
         self.failures: list[str] = []
+        self._noted = -1
 
     def do(self, act: str) -> None:
         if act.startswith("~"):
@@ -112,6 +114,19 @@ class Acts:
             self.threads.append(thread)
         else:
             self._safely(act)
+
+    def note_upkeep(self) -> None:
+        """Write down what was done to tables before the batches since the last call."""
+        with (self.work / "upkeep").open("a") as file:
+            for batch in self.query.recent_progress:
+                if batch.version > self._noted:
+                    every = [each for of in batch.operators for each in of.instances]
+                    done = {
+                        "compacted_rows": sum(each.compacted_rows for each in every),
+                        "cleaned_bytes": sum(each.cleaned_bytes for each in every),
+                    }
+                    file.write(json.dumps({"version": batch.version, **done}) + "\n")
+                    self._noted = batch.version
 
     def _safely(self, act: str) -> None:
         try:
@@ -299,6 +314,8 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     if "chain" in plan:
         # Runs are short: with the default hardly any chain would be long enough to be merged.
         assembly.LONGEST_CHAIN = plan["chain"]
+    if "slices" in plan:
+        assembly.MOST_SLICES = plan["slices"]
     query = build(spark, work, ordered=plan.get("ordered", False), files=3 if groups else 1).start(
         work / "checkpoint",
         checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),
@@ -340,6 +357,7 @@ def feed(query: RunningQuery, acts: Acts, source: Path, work: Path, plan: dict) 
             # One file is one batch: the next is not there before this one is committed.
             while query.version < last:
                 query.await_termination(0.01)
+        acts.note_upkeep()
         print(f"committed {last}", flush=True)
         if last > before:
             noted.write_text(str(last))

@@ -34,9 +34,9 @@ STATES = {
 
 
 def make_input(
-    folder: Path, seed: int, files: int, rows: int = 400, bursts: dict[int, int] | None = None
+    folder: Path, seed: int, files: int, rows: int = 400, others: dict[int, int] | None = None
 ) -> Path:
-    """Files of a second of event time each. ``bursts`` says which have more rows, and how many.
+    """Files of a second of event time each. ``others`` have more rows, or fewer: how many.
 
     Rides have texts of all lengths as ids. A few come again: as they are in the next file, or
     with other values behind them in the same one.
@@ -46,7 +46,7 @@ def make_input(
     before = _rides(numbers, 0, 0, 0)
     known = 0
     for file in range(files):
-        count = (bursts or {}).get(file, rows)
+        count = (others or {}).get(file, rows)
         fresh = _rides(numbers, file, known, count)
         known += count
         rivals = fresh.take(pa.array(np.flatnonzero(numbers.random(count) < 0.02)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from table_tools import LAYOUT, content, decoded, encode, table_of
+from table_tools import LAYOUT, content, decoded, eager_housekeeping, encode, table_of
 
 from anabranch.errors import (
     Fenced,
@@ -23,6 +23,7 @@ from anabranch.errors import (
 from anabranch.state import schema
 from anabranch.state.keys import KeyLayout
 from anabranch.state.lock import locked
+from anabranch.state.maintenance import NO_UPKEEP, Upkeep
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.units import NO_VERSION, Version
 
@@ -310,6 +311,28 @@ def test_dirty_starts_again_inside_a_version(table: StateTable) -> None:
     live, gone = table.dirty()
     assert (live.tolist(), sorted(gone)) == ([], sorted(at))
     assert decoded(table, at) == [("a", 1), ("b", 1)]
+
+
+def test_a_table_says_what_was_done_to_it(table: StateTable) -> None:
+    def version(number: int, change: Callable[[], object]) -> Upkeep:
+        table.begin(Version(number), 1)
+        change()
+        table.mark_clean()
+        table.finish()
+        return table.upkeep
+
+    def fill() -> None:
+        at = table.rows(encode([(f"k{i}", i) for i in range(200)]))
+        table.set("text", at, ["a text that is not short"] * 200)
+
+    with eager_housekeeping(ring=1 << 20):
+        assert version(0, fill) == NO_UPKEEP
+        assert version(1, lambda: table.delete(table.live()[20:])) == NO_UPKEEP
+        done = [version(number, lambda: None) for number in range(2, 150)]
+    assert sum(each.compacted_rows for each in done) == 200 - table._storage.header.load().rows > 0
+    assert sum(each.cleaned_bytes for each in done) > 150 * 24
+    assert done[-1] == NO_UPKEEP, "there is nothing left to do"
+    table.validate()
 
 
 def test_bytes_is_what_the_file_takes(table: StateTable) -> None:

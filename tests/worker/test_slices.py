@@ -21,14 +21,16 @@ from pyspark.sql import SparkSession
 from task_runs import Captured, Counting, Ending, Running
 
 from anabranch.coordinator.failures import translated
+from anabranch.coordinator.progress import operator_progress
 from anabranch.errors import Reshaped, StateMissing
 from anabranch.nodes.requests import TableName
 from anabranch.operators.context import Context
 from anabranch.operators.rows import Rows
 from anabranch.state import capture as captures
-from anabranch.state import checkpoint
+from anabranch.state import checkpoint, maintenance
 from anabranch.state.groups import KeyGroups, group_of
 from anabranch.state.hashing import hash_keys
+from anabranch.state.maintenance import NO_UPKEEP, Upkeep
 from anabranch.state.table import StateTable
 from anabranch.state.view import State
 from anabranch.units import Version
@@ -331,6 +333,27 @@ def test_rows_of_groups_that_have_left_are_shed(four: Running) -> None:
     out_of(four, replace(ordered(four, 2, order), fence=4), [[]])
     report = last_report(four).slices[0]
     assert (report.left_to_shed, report.state_rows) == (0, len(kept))
+
+
+def test_a_report_says_what_was_done_to_tables(tmp_path: Path) -> None:
+    ending = Running(None, tmp_path, instances=1, operator=Ending())
+
+    def upkeep(version: int, ids: Sequence[int], watermark: int | None) -> Upkeep:
+        task = replace(ending.task(version, version + 1), watermark=watermark, track_changes=False)
+        out_of(ending, task, [ids])
+        return last_report(ending).slices[0].upkeep
+
+    with mock.patch.object(maintenance, "_COMPACT_FROM", 4):
+        assert upkeep(0, IDS, None) == NO_UPKEEP
+        assert upkeep(1, [], 1) == NO_UPKEEP, "rows are deleted in this batch"
+        assert upkeep(2, [], 1) == NO_UPKEEP, "and can be used again after this one"
+        assert upkeep(3, [], 1).compacted_rows == len(IDS)
+    report = last_report(ending)
+    assert (report.compacted_rows, report.cleaned_bytes) == (len(IDS), 0)
+    (of_instance,) = operator_progress(report.operator, [report], None).instances
+    assert (of_instance.compacted_rows, of_instance.cleaned_bytes) == (len(IDS), 0)
+    with mock.patch.object(maintenance, "_COMPACT_FROM", 4):
+        assert upkeep(4, [], 1) == NO_UPKEEP
 
 
 def test_an_instance_without_slices_has_nothing_to_do(four: Running) -> None:

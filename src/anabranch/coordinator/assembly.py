@@ -57,6 +57,8 @@ from anabranch.worker.here import AgentStart
 _log = logging.getLogger("anabranch")
 LONGEST_CHAIN = 10
 """The parts of a slice are merged once more of them follow on one another."""
+MOST_SLICES = 8
+"""The smallest slices of an instance are merged once it has more."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,7 @@ def _taken_over(
         longest_chain=LONGEST_CHAIN,
         begins_empty=settings.movement.window is not None,
         hold=policy.hold,
+        most_slices=MOST_SLICES,
     )
     loop = Loop(Query(operators, policies, reign.epoch))
     batches = Batches(program, loop, ledger, spark)

@@ -27,6 +27,10 @@ class InstanceProgress:
     queue_seconds: float
     """How long the batch had been planned before the instance began with it. If nodes' clocks
     differ, this is off by as much."""
+    compacted_rows: int = 0
+    """By how many rows tables were made shorter before the batch, after many were deleted."""
+    cleaned_bytes: int = 0
+    """How many bytes of strings were looked through before it, to use those of old ones again."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,8 @@ def operator_progress(
                 r.seconds,
                 r.cpu_seconds,
                 r.queued,
+                r.compacted_rows,
+                r.cleaned_bytes,
             )
             for r in instances
         ),

@@ -6,6 +6,8 @@ undo log first. Index, timer lists and the free stack are derived and need no lo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from anabranch.kernels import rows as kernels
@@ -24,6 +26,18 @@ _HEAD = 0
 the heaps themselves."""
 
 
+class Upkeep(NamedTuple):
+    """What was done at the beginning of a version."""
+
+    compacted_rows: int = 0
+    """By how many rows the table was made shorter."""
+    cleaned_bytes: int = 0
+    """How many bytes of heaps were looked through, and are free now."""
+
+
+NO_UPKEEP = Upkeep()
+
+
 def needed(storage: Storage, counters: Counters) -> bool:
     """Whether there is anything to do."""
     return (
@@ -38,22 +52,28 @@ def needed(storage: Storage, counters: Counters) -> bool:
     )
 
 
-def run(storage: Storage, counters: Counters) -> None:
+def run(storage: Storage, counters: Counters) -> Upkeep:
     """Do a bounded amount of it. The changed counters apply when the caller commits them."""
     storage.undo.clear()
+    compacted = cleaned = 0
     if counters.tick > _LAST_TICK:
         _renumber(storage, counters)
     # Rows move before others are released, and so never into one whose release may be undone: its
     # key would be lost.
     if _can_compact(counters):
+        before = counters.rows
         compact(storage, counters, _COMPACT_ROWS)
+        compacted = before - counters.rows
     release(storage, counters, _RELEASE_ROWS + 2 * counters.changed)
     for which in range(len(storage.heaps)):
         if storage.heaps[which].needs_cleaning(counters.heaps[which]):
+            head = counters.heaps[which].head
             clean(storage, counters, which, _CLEAN_BYTES + 4 * counters.appended)
+            cleaned += counters.heaps[which].head - head
     entries = counters.live + counters.dead
     if storage.index.is_sparse(entries):
         storage.index.shrink(counters.version, entries, counters.rows)
+    return Upkeep(compacted, cleaned)
 
 
 def give_back(storage: Storage, counters: Counters, changed: int) -> None:

@@ -23,6 +23,7 @@ from anabranch.state.header import NONE, Counters
 from anabranch.state.index import LIVE
 from anabranch.state.keys import KeyBatch
 from anabranch.state.lock import locked
+from anabranch.state.maintenance import NO_UPKEEP
 from anabranch.state.storage import FILE, Storage, TableLayout
 from anabranch.state.strings import strings_of
 from anabranch.state.timers import NEVER, Timers
@@ -46,6 +47,8 @@ class StateTable:
     def __init__(self, storage: Storage) -> None:
         self._open: Storage | None = storage
         self._changes: Changes | None = None
+        self.upkeep = NO_UPKEEP
+        """What was done to the table at the beginning of the version that was begun last."""
         self.layout = storage.layout
         self.folder = storage.folder
         self._file = storage.folder / FILE
@@ -153,7 +156,7 @@ class StateTable:
             raise StateMissing(f"the state table in {self.folder} was removed; open it again")
         self._changes = None
         base = version - 1 if since is None else since
-        counters = versions.begin(self._storage, version, base, fence, attempt)
+        counters, self.upkeep = versions.begin(self._storage, version, base, fence, attempt)
         self._changes = Changes(self._storage, counters, track_dirty=track_dirty)
 
     def finish(self) -> None:

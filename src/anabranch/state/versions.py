@@ -5,13 +5,16 @@ from __future__ import annotations
 from anabranch.errors import Fenced, Reshaped, StateFull, StateMissing
 from anabranch.state import maintenance
 from anabranch.state.header import NONE, Counters
+from anabranch.state.maintenance import NO_UPKEEP, Upkeep
 from anabranch.state.storage import Storage
 
 NO_TASK = -1
 """The task attempt of what begins a version outside of a Spark task."""
 
 
-def begin(storage: Storage, version: int, base: int, fence: int, attempt: int) -> Counters:
+def begin(
+    storage: Storage, version: int, base: int, fence: int, attempt: int
+) -> tuple[Counters, Upkeep]:
     """Start a version on top of another one, ``base``; returns the counters to work with.
 
     An unfinished version is rolled back first, and so is the last finished one, if that leads to
@@ -38,14 +41,14 @@ def begin(storage: Storage, version: int, base: int, fence: int, attempt: int) -
             f"{storage.folder} has {describe(counters)}"
         )
     forget(storage, counters)
-    counters = _maintain(storage, counters)
+    counters, upkeep = _maintain(storage, counters)
     counters.unfinished = version
     counters.tick += 1
     changed, counters.appended, counters.changed = counters.changed, 0, 0
     header.save_begun(counters)
     header.flip(counters)
     maintenance.give_back(storage, counters, changed)
-    return counters
+    return counters, upkeep
 
 
 def forget(storage: Storage, counters: Counters) -> None:
@@ -126,20 +129,20 @@ def _attempt(fence: int, attempt: int) -> str:
     return f"attempt {fence}" + ("" if attempt == NO_TASK else f" (task {attempt})")
 
 
-def _maintain(storage: Storage, counters: Counters) -> Counters:
+def _maintain(storage: Storage, counters: Counters) -> tuple[Counters, Upkeep]:
     maintenance.move_lists_down(storage, counters)
     if not maintenance.needed(storage, counters):
-        return counters
+        return counters, NO_UPKEEP
     storage.undo.clear()
     counters.maintaining = 1
     storage.header.flip(counters)
     try:
-        maintenance.run(storage, counters)
+        upkeep = maintenance.run(storage, counters)
     except StateFull:
         # There is no room to make room. Let the version itself find out whether it needs any.
-        counters = _undo_maintenance(storage)
+        counters, upkeep = _undo_maintenance(storage), NO_UPKEEP
     counters.maintaining = 0
-    return counters
+    return counters, upkeep
 
 
 def _undo_maintenance(storage: Storage) -> Counters:

@@ -9,6 +9,7 @@ from pyspark import AccumulatorParam, SparkContext
 from pyspark.accumulators import Accumulator
 
 from anabranch.nodes.requests import TableName
+from anabranch.state.maintenance import NO_UPKEEP, Upkeep
 from anabranch.units import Version
 
 
@@ -31,6 +32,8 @@ class TableReport:
     """Why nothing was captured though that was asked for."""
     left_to_shed: int = 0
     """The rows of groups that have left the slice which are still in its table."""
+    upkeep: Upkeep = NO_UPKEEP
+    """What was done to the table before the batch."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,16 @@ class InstanceReport:
     def state_bytes(self) -> int:
         """Their memory in bytes."""
         return sum(each.state_bytes for each in self.slices)
+
+    @property
+    def compacted_rows(self) -> int:
+        """By how many rows tables were made shorter before the batch."""
+        return sum(each.upkeep.compacted_rows for each in self.slices)
+
+    @property
+    def cleaned_bytes(self) -> int:
+        """How many bytes of strings were looked through before it, to use old ones again."""
+        return sum(each.upkeep.cleaned_bytes for each in self.slices)
 
 
 class _Concatenate(AccumulatorParam[list[InstanceReport]]):

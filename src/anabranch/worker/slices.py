@@ -118,6 +118,7 @@ class Slice:
             base,
             why_not,
             left,
+            self.table.upkeep,
         )
 
     def _shed(self, most: int) -> int:
