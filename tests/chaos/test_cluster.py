@@ -91,7 +91,7 @@ def plan_of(number: int, most: int) -> dict[str, Any]:
         # Often enough for long chains in every second round.
         "seconds": 0.2 if number % 2 == 0 else chance.choice([0.3, 1.0, 30.0]),
         "chain": 2,
-        "slices": 2,
+        "slices": 1,
         "groups": groups,
         "acts": acts,
     } | (_disk(chance) if with_disk else {})

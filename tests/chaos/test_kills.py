@@ -85,7 +85,7 @@ def kill_worker(process: subprocess.Popen[str], chance: random.Random) -> bool:
 def plan_of(chance: random.Random, number: int) -> dict[str, Any]:
     """One file a batch, with results that depend on the order of rows; or files as they come."""
     ordered = (SEED + number) % 2 == 0
-    plan: dict[str, Any] = {"nodes": 0, "ordered": ordered, "chain": 2, "slices": 2}
+    plan: dict[str, Any] = {"nodes": 0, "ordered": ordered, "chain": 2, "slices": 1}
     plan["instances"] = chance.choice([1, 2])
     if LONG:
         # A merge takes longer than the batches: without waiting none would ever be finished.
