@@ -343,7 +343,7 @@ def test_processes_of_a_spared_node_are_judged_in_their_longest_life(role: str) 
     name = f"spared {role} private"
     leaking = [
         {"at": float(t), "run": 1.0, "query version": 1.0, f"spared {role} born": float(t >= 5000),
-         name: 1e8 + 6e4 * ((t - 5000) % 2000)}
+         name: 1e8 + 1e5 * ((t - 5000) % 2000)}
         for t in range(4700, 6900, 5)
     ]  # fmt: skip
     young = [
@@ -353,7 +353,7 @@ def test_processes_of_a_spared_node_are_judged_in_their_longest_life(role: str) 
     ]  # fmt: skip
     found = judged(young + leaking, name)
     assert not found.flat
-    assert found.gained == pytest.approx(6e4 * (1900 - 300), rel=0.06)
+    assert found.gained == pytest.approx(1e5 * (1900 - 300), rel=0.06)
 
 
 def test_too_few_samples_say_nothing_and_are_a_problem_in_a_long_run() -> None:
