@@ -73,8 +73,8 @@ def plan_of(number: int, most: int) -> dict[str, Any]:
     for moment in moments:
         operator = chance.choice(OPERATORS)
         if moment in calm:
-            # Never as many as there are.
-            instances[operator] = wanted = instances[operator] % 4 + 1
+            # Never as many as there are; with one instance less, another one has slices to merge.
+            instances[operator] = wanted = instances[operator] - 1 or 4
             acts[str(moment)] = [f"scale {operator} {wanted}"]
             continue
         kind = chance.choice(kinds)
