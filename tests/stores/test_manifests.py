@@ -1,25 +1,23 @@
-"""Manifests: what they name, what they refuse, and what pruning may never take away."""
+"""Manifests: what they name, what they refuse, and what a sweep may never take away."""
 
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.backup import Files
 from anabranch.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    StoreError,
 )
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import assign
 from anabranch.state.part import Part
 from anabranch.stores import BackupStore, Manifest, Manifests, OperatorManifest
 from anabranch.stores.manifests import part_name
-from anabranch.testing import FaultyStore, MemoryStore
+from anabranch.testing import MemoryStore
 from anabranch.units import Version
 
 SCHEMA = CheckpointSchema(
@@ -69,9 +67,6 @@ def after(manifest: Manifest, version: int, *, full: bool, instances: int) -> Ma
         for name, operator in manifest.operators.items()
     }
     return Manifest(Version(version), operators)
-
-
-STEPS = st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(1, 3)), max_size=8)
 
 
 def written(store: BackupStore, steps: list[tuple[bool, int, int]]) -> list[Manifest]:
@@ -143,65 +138,19 @@ def test_any_truncation_is_refused() -> None:
             Manifest.from_bytes(DATA[:size], name="m.json")
 
 
-@given(STEPS, st.integers(1, 4))
-def test_prune_keeps_what_is_retained(steps: list[tuple[bool, int, int]], retain: int) -> None:
-    store = MemoryStore()
-    history = written(store, steps)
-    Manifests(store).prune(retain=retain)
-    kept = history[-retain:]
-    assert [Manifests(store).get(v) for v in Manifests(store).versions()] == kept
-    assert set(store.list("parts/")) == set().union(*map(names, kept))
-
-
-@settings(max_examples=40)
-@given(STEPS, st.integers(1, 3), st.integers(0, 10_000))
-def test_prune_that_fails_takes_nothing_needed(
-    steps: list[tuple[bool, int, int]], retain: int, seed: int
-) -> None:
-    """Whatever fails at whatever moment, every manifest that is there can still be used."""
-    store = MemoryStore()
-    history = written(store, steps)
-    faulty = Manifests(FaultyStore(store, seed=seed, rate=0.2))
-    for _ in range(100):
-        try:
-            faulty.prune(retain=retain)
-            break
-        except StoreError:
-            there = set(store.list("parts/"))
-            for version in Manifests(store).versions():
-                assert names(Manifests(store).get(version)) <= there
-    assert [Manifests(store).get(v) for v in Manifests(store).versions()] == history[-retain:]
-    assert set(store.list("parts/")) == set().union(*map(names, history[-retain:]))
-
-
-def test_prune_takes_strays_but_nothing_that_is_named() -> None:
-    store = MemoryStore()
-    history = written(store, [(False, 2, 5)])
-    stray = part_name("counter", 0, Version(4), True, "f" * 16)
-    for name in (stray, "parts/notes.txt"):
-        store.put(name, b"")
-    Manifests(store).prune(retain=2, also=[stray, *names(history[-1])])
-    assert set(store.list("parts/")) == names(history[-1]) | {"parts/notes.txt"}
-    with pytest.raises(ValueError, match="retain=0"):
-        Manifests(store).prune(retain=0)
-    Manifests(MemoryStore()).prune(retain=1)
-
-
-def test_damaged_manifests_do_not_count_among_those_that_are_kept() -> None:
+def test_nothing_is_swept_while_a_manifest_is_damaged() -> None:
     store = MemoryStore()
     history = written(store, [(True, 2, 1)] * 4)
     for damaged in (1, 3, 4):
         store.put(f"manifests/{damaged:012d}.json", b"{}")
     manifests = Manifests(store)
-    manifests.prune(retain=2)
-    assert manifests.versions() == [0, 1, 2, 3, 4], "0 and 2 are the newest that are whole"
     assert manifests.latest() == history[2]
-    assert names(history[0]) | names(history[2]) <= set(store.list("parts/"))
     manifests.sweep("")
     assert names(history[3]) <= set(store.list("parts/")), "a damaged manifest may need them"
-    manifests.put(after(history[2], 5, full=True, instances=1))
-    manifests.prune(retain=1)
-    assert manifests.versions() == [5]
+    for damaged in (1, 3, 4):
+        manifests.drop(Version(damaged))
+    manifests.sweep("")
+    assert set(store.list("parts/")) == names(history[0]) | names(history[2])
 
 
 def test_a_sweep_takes_what_no_manifest_names() -> None:
@@ -223,85 +172,3 @@ def test_a_manifest_under_the_name_of_another_is_refused() -> None:
         CheckpointCorrupt, match=r"000000000001\.json has the manifest of version 0"
     ):
         Manifests(store).get(Version(1))
-
-
-class Sharing:
-    """A query whose files are in a store that others use too, as its id and folder say."""
-
-    def __init__(self, shared: BackupStore, folder: BackupStore, query: str) -> None:
-        self.query, self.parts = query, shared
-        self.manifests = Manifests(folder, shared)
-        self.history: list[Manifest] = []
-
-    def own(self, manifest: Manifest) -> Manifest:
-        operators = {
-            name: replace(
-                operator,
-                parts=tuple(
-                    replace(part, name=f"{self.query}/{part.name.removeprefix(self.query + '/')}")
-                    for part in operator.parts
-                ),
-            )
-            for name, operator in manifest.operators.items()
-        }
-        return replace(manifest, operators=operators)
-
-    def checkpoint(self, full: bool, instances: int, gap: int) -> None:
-        last = self.history[-1] if self.history else None
-        made = (
-            first(0, instances)
-            if last is None
-            else after(last, last.version + gap, full=full, instances=instances)
-        )
-        made = self.own(made)
-        for name in made.files:
-            self.parts.put(name, name.encode())
-        self.manifests.put(made)
-        self.history.append(made)
-
-    def check(self, retain: int) -> None:
-        for manifest in self.history[-retain:]:
-            assert self.manifests.get(manifest.version) == manifest
-            for name in manifest.files:
-                assert self.parts.get(name).to_pybytes() == name.encode()
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 2),
-            st.one_of(
-                st.tuples(st.booleans(), st.integers(1, 3), st.integers(1, 3)),
-                st.sampled_from(["prune", "sweep", "restart"]),
-            ),
-        ),
-        max_size=25,
-    ),
-    st.sampled_from(["one uri", "nested folders"]),
-)
-def test_queries_that_share_a_store_never_take_each_others_files(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, object]], sharing: str
-) -> None:
-    retain = 2
-    root = tmp_path_factory.mktemp("shared")
-    folders = [root / "ck", root / "ck" / "b", root / "ck" / "b" / "c"]
-    shared = Files(str(root / "uri")).open()
-    queries = []
-    for number, folder in enumerate(folders):
-        store = Files(str(folder)).open()
-        parts = shared if sharing == "one uri" else store
-        queries.append(Sharing(parts, store, f"{number:012x}"))
-    for which, step in steps:
-        query = queries[which]
-        if step == "restart":
-            query.manifests = Manifests(Files(str(folders[which])).open(), query.parts)
-            query.manifests.sweep(f"{query.query}/")
-        elif step == "prune":
-            query.manifests.prune(retain=retain)
-        elif step == "sweep":
-            query.manifests.sweep(f"{query.query}/")
-        else:
-            query.checkpoint(*step)  # type: ignore[misc]
-        for each in queries:
-            each.check(retain)

@@ -53,6 +53,8 @@ class Ledger:
         self.commits = CommitLog(self.log)
         self._manifests = Manifests(self.store, self.parts)
         self._latest = NOTHING
+        self._withdrawn: set[Version] = set()
+        """Versions that are to be withdrawn, and whose manifests may still be there."""
         self._noting = threading.Lock()
 
     # What a driver begins with
@@ -145,13 +147,17 @@ class Ledger:
         }
         info = {"times": commit.times, "offsets": offsets}
         self.reign.check()
+        self._withdrawn.discard(version)
         self._manifests.put(Manifest(version, operators, info))
 
     def withdraw(self, order: Withdraw) -> None:
         """Delete manifests, then parts, so that no manifest names a deleted part."""
         self.reign.check()
-        for version in sorted(order.versions, reverse=True):
+        # Those first whose manifests could not be deleted before: they may name these parts.
+        self._withdrawn |= set(order.versions)
+        for version in sorted(self._withdrawn, reverse=True):
             self._manifests.drop(version)
+            self._withdrawn.discard(version)
         for part in order.parts:
             for name in part.copies:
                 try:

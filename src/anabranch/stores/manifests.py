@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -115,14 +115,12 @@ class Manifest:
 class Manifests:
     """The manifests in a store, and the files they name, in the same or in another one.
 
-    One process at a time may put, prune and sweep; any number may read.
+    One process at a time may put, drop and sweep; any number may read.
     """
 
     def __init__(self, store: BackupStore, parts: BackupStore | None = None) -> None:
         self._store = store
         self._parts = store if parts is None else parts
-        self._stale: set[str] = set()
-        """Files that a dropped manifest named, until they are dropped as well."""
 
     def put(self, manifest: Manifest) -> None:
         """Write the manifest of a version. All of its files must be in the store already."""
@@ -156,33 +154,6 @@ class Manifests:
                 except CheckpointError as error:
                     _log.warning("Checkpoint %s is damaged; skipping it: %s", version, error)
         return None
-
-    def prune(self, *, retain: int, also: Collection[str] = ()) -> None:
-        """Delete all but the newest versions, and the files that only deleted versions need.
-
-        Manifests that cannot be read do not count among the newest. They are deleted when they are
-        older than all of these. ``also`` names more files to delete, unless a manifest names them.
-        """
-        if retain < 1:
-            raise ValueError(f"retain={retain}: at least one version must be kept")
-        kept: list[Manifest] = []
-        old: list[Version] = []
-        self._stale |= set(also)
-        for version in reversed(self.versions()):
-            manifest = self._readable(version)
-            if len(kept) < retain:
-                kept += [manifest] if manifest is not None else []
-            else:
-                old.append(version)
-                self._stale |= manifest.files if manifest is not None else frozenset()
-        used = {name for manifest in kept for name in manifest.files}
-        # A manifest goes before its files: none ever names a file that is gone.
-        for version in reversed(old):
-            self._store.delete(_manifest_name(version))
-        self._stale -= used
-        for name in sorted(self._stale):
-            self._parts.delete(name)
-            self._stale.discard(name)
 
     def drop(self, version: Version) -> None:
         """Delete the manifest of a version. Its files stay."""
