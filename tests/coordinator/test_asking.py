@@ -1,6 +1,7 @@
 """Orders as a node of this machine carries them out."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from anabranch.coordinator.nodes import OneNode
 from anabranch.coordinator.shell import Asking
 from anabranch.errors import CheckpointError, Fenced, StateMissing
 from anabranch.nodes.local import TABLES, LocalNode
+from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Epoch
 from anabranch.protocols import orders as o
 from anabranch.protocols.model import Role, Slice, SliceId
@@ -123,6 +125,28 @@ def test_changes_bring_a_slice_on(place: Place) -> None:
     table = StateTable.open(place.path(target), LAYOUT)
     assert table.version == 1
     table.close()
+
+
+def test_a_node_has_as_long_for_an_order_as_it_is_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    ask = place.node.ask
+
+    def noting(request: Any, deadline: Deadline) -> Any:
+        asked.append(deadline.seconds)
+        return ask(request, deadline)
+
+    monkeypatch.setattr(place.node, "ask", noting)
+    each = a_slice(2)
+    place.asking.make(o.Make(each, (), NO_VERSION))
+    place.batch(each, 0)
+    wanted = o.CaptureWanted(each.id, each.groups, None, clean=False)
+    capture = o.Capture(wanted, each, Version(0), 1 << 40, bytes=7_000_000_000)
+    store = o.Store(place.asking.capture(capture), (), bytes=8_000_000_000)
+    place.asking.store(store)
+    assert asked[1:] == [o.patience(each) / o.SECOND for each in (capture, store)]
+    assert min(asked[1:]) > 7000
 
 
 def test_parts_are_merged_into_one(place: Place) -> None:

@@ -10,7 +10,7 @@ from anabranch.backup import Files
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator import loop as module
 from anabranch.coordinator.loop import Loop
-from anabranch.errors import QueryFailed
+from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.placement.even import Even
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Done, Inspected, NodeCame, Scale, Started, TakeCheckpoint
@@ -36,7 +36,7 @@ class FakeHands:
             prepared = isinstance(order, o.Prepare)
             self.loop.tell(Done(number, Inspected({}) if prepared else None))
 
-    def stop(self, reason: str, *, state_lost: bool) -> None:
+    def stop(self, reason: str, kind: type[AnabranchError]) -> None:
         self.stopped.append(reason)
 
 

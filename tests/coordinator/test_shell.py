@@ -19,14 +19,16 @@ from anabranch.errors import (
     DidNotHappen,
     Fenced,
     MayHaveHappened,
+    PlanError,
     QueryFailed,
     Refused,
+    SchemaChanged,
     StateFull,
     StateMissing,
 )
 from anabranch.placement.even import Even
 from anabranch.protocols import orders as o
-from anabranch.protocols.events import Failed
+from anabranch.protocols.events import Done, Failed
 from anabranch.protocols.model import OperatorPlan, Published, Role, Slice, SliceId
 from anabranch.protocols.query import Policies, Query
 from anabranch.state.groups import KeyGroups
@@ -51,15 +53,16 @@ def seen(error: Exception, order: Any = MAKE) -> Failed:
 
 @pytest.mark.parametrize("kind", [DidNotHappen, MayHaveHappened])
 def test_a_node_that_does_not_answer_is_named(kind: type[AnabranchError]) -> None:
-    assert seen(kind("no route")) == Failed(NUMBER, "no route", unreachable="a")
+    assert seen(kind("no route")) == Failed(NUMBER, "no route", unreachable="a", kind=kind)
 
 
 def test_a_node_that_refuses_has_answered() -> None:
-    assert seen(Refused("not a name")) == Failed(NUMBER, "not a name")
+    assert seen(Refused("not a name")) == Failed(NUMBER, "not a name", kind=Refused)
 
 
 def test_a_store_that_is_no_node_makes_none_unreachable() -> None:
-    assert seen(DidNotHappen("no room"), PUBLISH) == Failed(NUMBER, "no room")
+    found = seen(DidNotHappen("no room"), PUBLISH)
+    assert found == Failed(NUMBER, "no room", kind=DidNotHappen)
 
 
 def test_a_damaged_part_is_named() -> None:
@@ -93,8 +96,15 @@ def test_a_rewind_without_its_offsets_fails_for_good(error: AnabranchError) -> N
 
 
 def test_any_other_error_is_told_by_its_name() -> None:
-    assert seen(ZeroDivisionError("oh")) == Failed(NUMBER, "ZeroDivisionError: oh")
-    assert seen(StateFull("no room")) == Failed(NUMBER, "no room")
+    found = seen(ZeroDivisionError("oh"))
+    assert found == Failed(NUMBER, "ZeroDivisionError: oh", kind=QueryFailed)
+    assert seen(StateFull("no room")) == Failed(NUMBER, "no room", kind=StateFull)
+
+
+@pytest.mark.parametrize("error", [SchemaChanged("other columns"), PlanError("no such codec")])
+def test_some_errors_come_again_whatever_is_done(error: AnabranchError) -> None:
+    assert seen(error).final
+    assert not seen(StateFull("no room")).final
 
 
 # Carrying out
@@ -176,7 +186,8 @@ def test_an_order_is_answered_under_its_number(
     shell.carry_out(NUMBER, ANSWERED[verb])
     shell.close()
     (told,) = loop.heard
-    assert (told.order, told.answer) == (NUMBER, f"answer of {verb}")
+    assert told == Done(NUMBER, None if verb == "rewind" else f"answer of {verb}")
+    assert verb in [name for name, _ in fakes.calls]
 
 
 @pytest.mark.parametrize("verb", ANSWERED)
@@ -186,7 +197,7 @@ def test_one_that_fails_is_answered_too(
     fakes.fails[verb] = ZeroDivisionError("oh")
     shell.carry_out(NUMBER, ANSWERED[verb])
     shell.close()
-    assert loop.heard == [Failed(NUMBER, "ZeroDivisionError: oh")]
+    assert loop.heard == [Failed(NUMBER, "ZeroDivisionError: oh", kind=QueryFailed)]
 
 
 def test_what_nobody_waits_for_may_fail(shell: Shell, fakes: Fakes, loop: Listening) -> None:
@@ -218,13 +229,33 @@ def test_spark_is_let_go_before_it_is_taken_back(shell: Shell, fakes: Fakes) -> 
     assert [name for name, _ in fakes.calls] == ["end", "rewind"]
 
 
+def test_spark_is_taken_back_once_what_was_ordered_before_is_written(
+    shell: Shell, fakes: Fakes, loop: Listening
+) -> None:
+    """A version that is published after its logs were cut could not be gone on from."""
+    go_on = threading.Event()
+
+    def publish(*_: Any) -> None:
+        assert go_on.wait(SECONDS)
+        fakes.calls.append(("published", ()))
+
+    fakes.publish = publish  # type: ignore[attr-defined]
+    shell.carry_out(NUMBER, PUBLISH)
+    shell.carry_out(NUMBER, REWIND)
+    fakes.wait("end")
+    assert "rewind" not in [name for name, _ in fakes.calls]
+    go_on.set()
+    shell.close()
+    assert [name for name, _ in fakes.calls] == ["end", "published", "rewind"]
+
+
 def test_the_error_of_a_batch_ends_the_query_as_what_it_is(
     shell: Shell, fakes: Fakes, stopped: list[AnabranchError]
 ) -> None:
     fakes.failure = StateFull("no room for op/1-2")
-    shell.stop("batch 3: no room for op/1-2", state_lost=False)
-    shell.stop("something else", state_lost=False)
-    shell.stop("offsets are gone", state_lost=True)
+    shell.stop("batch 3: no room for op/1-2", QueryFailed)
+    shell.stop("something else", QueryFailed)
+    shell.stop("offsets are gone", StateMissing)
     assert [type(each) for each in stopped] == [StateFull, QueryFailed, StateMissing]
     shell.close()
 

@@ -33,6 +33,11 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         {"version": 14, "reason": "no room\nat all", "failures": 3, "tolerate": 10},
         "Checkpoint 14 failed (3 in a row, 10 tolerated): no room. Trying again.",
     ),
+    "checkpoint late": (
+        {"version": 14, "committed": 70, "batches": 50},
+        "Checkpoint 14 has been stored for 2.5 s, and the next one is due after 50 batches: it "
+        "waits, and a restart would run 56 batches again.",
+    ),
     "checkpoint damaged": (
         {"version": 14, "reason": "its checksum is 7"},
         "Checkpoint 14 is damaged: its checksum is 7. Using an older checkpoint.",
@@ -103,8 +108,9 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         "Recovered counter/2 in 2.5 s: restored 1 slice from checkpoint 14 and replayed 1 batch.",
     ),
     "recovery failed": (
-        {"reason": "node 127.0.0.5 was lost", "step": "replaying batches"},
-        "Recovery failed while replaying batches: node 127.0.0.5 was lost. Starting it again.",
+        {"reason": "node 127.0.0.5 was lost", "step": "replaying batches", "pause": 0.5},
+        "Recovery failed while replaying batches: node 127.0.0.5 was lost. Starting it again in "
+        "0.5 s.",
     ),
     "going back": (
         {"committed": 17, "reason": "state and its backups were lost"},
@@ -116,9 +122,8 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         "The query resumes from checkpoint 12 and runs 5 batches again, up to batch 17.",
     ),
     "restart failed": (
-        {"reason": "node 127.0.0.5 was lost", "step": "making slices from parts"},
-        "Restart failed while making slices from parts: node 127.0.0.5 was lost. Starting it "
-        "again.",
+        {"reason": "no room", "step": "making slices from parts", "pause": 4.0},
+        "Restart failed while making slices from parts: no room. Starting it again in 4 s.",
     ),
     "power failure": (
         {"restored": 3, "again": 2},
@@ -182,6 +187,11 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
         {"published": -1, "committed": 190},
         "Holding the stream after batch 190 until a checkpoint is published. A restart would begin "
         "from empty state; Spark's offset log would soon not reach back to it.",
+    ),
+    (
+        "restart failed",
+        {"reason": "no room", "step": "making slices from parts", "pause": None},
+        "Restart failed while making slices from parts: no room. Stopping the query.",
     ),
 ]
 """Sentences of events that have other words in other cases."""
@@ -335,7 +345,7 @@ def test_the_story_of_a_recovery_that_is_begun_again(lines: list[str]) -> None:
     assert lines[:3] == [
         "Node b was lost with 1 slice of op/1.",
         "Recovering op/1 on c from empty state: 1 slice, 0 rows to read, 2 batches to replay.",
-        "Recovery failed while making slices from parts: no room. Starting it again.",
+        "Recovery failed while making slices from parts: no room. Starting it again in 0.5 s.",
     ]
     assert lines[-1].startswith("Recovered op/1 in 0.5 s")
 

@@ -1,11 +1,15 @@
 """Checkpoints: what is captured when, and which versions exist."""
 
+from dataclasses import dataclass
+
 import pytest
 
-from anabranch.checkpointing.policy import Never, Periodic
+from anabranch.checkpointing.policy import Kind, Never, Periodic, Situation
 from anabranch.protocols import orders as o
-from anabranch.protocols.events import Done, GiveUp, Scale, SliceReport
+from anabranch.protocols.events import Done, GiveUp, Inspected, Scale, SliceReport
 from anabranch.protocols.model import OperatorPlan
+from anabranch.protocols.orders import SECOND
+from anabranch.state.part import Part
 from anabranch.units import Version
 from protocols.played import EVERYTHING, AtPeers, Play, groups_of
 
@@ -39,6 +43,25 @@ def test_all_rows_are_captured_each_time_if_the_policy_says_so() -> None:
     assert {each.base for order in taken for each in order.captures} == {None}
 
 
+@dataclass(frozen=True)
+class EveryThirdFull(Periodic):
+    """Captures all rows with every third checkpoint, though changes are tracked."""
+
+    def decide(self, situation: Situation) -> Kind | None:
+        due = super().decide(situation)
+        return "full" if due and situation.now >= 10 * SECOND else due
+
+
+def test_all_rows_are_captured_when_the_policy_says_so() -> None:
+    play = Play.started(checkpointing=EveryThirdFull("1 hour", at_most=1))
+    bases = []
+    for _ in range(3):
+        taken = next(order for order in play.batches(2) if order.captures)
+        bases.append({each.base for each in taken.captures})
+        play.wait(5)
+    assert bases == [{None}, {Version(1)}, {None}]
+
+
 def test_a_version_exists_once_all_of_its_parts_are_stored() -> None:
     play = Play.started()
     play.hold(o.Store)
@@ -69,6 +92,29 @@ def test_batches_go_on_while_a_checkpoint_is_stored() -> None:
     play.let_go(o.Store)
     assert play.published == [3]
     assert play.batch().captures
+
+
+def test_a_checkpoint_that_others_wait_for_is_told_of_once() -> None:
+    play = Play.started()
+    play.hold(o.Store)
+    play.batches(4)
+    play.wait(7)
+    play.batches(3)
+    assert not play.told("checkpoint late")
+    play.batches(5)
+    told = {"seconds": 7.0, "version": 3, "committed": 6, "batches": 3}
+    assert play.told("checkpoint late") == [told]
+
+
+def test_one_that_is_due_as_time_has_passed_waits_in_silence() -> None:
+    play = Play.started(checkpointing=Periodic("1 second"))
+    play.wait(1)
+    play.hold(o.Store)
+    for _ in range(9):
+        play.batch()
+        play.wait(1)
+    assert play.waiting(o.Store)
+    assert not play.told("checkpoint late")
 
 
 def test_a_checkpoint_by_hand_is_taken_with_the_next_batch() -> None:
@@ -381,6 +427,74 @@ def test_a_version_with_a_lost_part_is_not_counted_on() -> None:
     for each in play.query.published:
         if each.version > 3:
             assert all(AtPeers().available(p, play.query.nodes) for p in each.parts["op"])
+
+
+def test_a_version_that_cannot_be_made_any_more_is_withdrawn_before_its_other_parts() -> None:
+    """A node comes back without what it held; a manifest must not name what is deleted next."""
+    full = Periodic("1 hour", at_most=3, retain=2, incremental=False)
+    play = Play.started(hosts="abc", backup=AtPeers(), checkpointing=full)
+    play.batches(8)
+    assert play.published == [3, 7]
+    gone = "a"
+    play.lose(gone)
+    play.wait(1)
+    play.come(gone)  # and has nothing
+    play.batches(12)
+    versions: set[int] = set()
+    for each in play.given(o.Withdraw):
+        versions |= set(each.versions)
+        for part in each.parts:
+            assert not {p.version for p in everything_published(play) if p.uses(part)} - versions
+    assert {part.version for each in play.given(o.Withdraw) for part in each.parts} >= {3, 7}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    version: Version
+    parts: frozenset[str]
+
+    def uses(self, part: Part) -> bool:
+        return part.name in self.parts
+
+
+def everything_published(play: Play) -> list[Manifest]:
+    return [
+        Manifest(p.published.version, frozenset(part.name for part in p.published.parts["op"]))
+        for p in play.given(o.Publish)
+    ]
+
+
+def test_a_part_that_was_stored_since_a_node_was_asked_is_not_forgotten() -> None:
+    """Its answer is of the moment at which it looked, and may be on its way for long."""
+    play = Play.started(hosts="abc", backup=AtPeers())
+    play.hold(o.Store, o.Prepare)
+    play.batches(4)
+    store = next(each for each in play.waiting(o.Store) if each.holders == ("a",))
+    play.lose("a")
+    play.come("a")
+    (prepare,) = play.waiting(o.Prepare)
+    play.let_go(o.Store)
+    stored = [p for p in play.query.inventory["op"].parts if p.holders == ("a",)]
+    assert [part.groups for part in stored] == [store.captured.groups]
+    play.finish(prepare, Inspected({}, frozenset()))
+    assert set(stored) <= set(play.query.inventory["op"].parts)
+
+
+def test_what_a_node_said_before_it_was_lost_does_not_count() -> None:
+    play = Play.started(hosts="abc", backup=AtPeers())
+    play.hold(o.Prepare)
+    play.lose("c")
+    play.come("c")
+    (early,) = play.waiting(o.Prepare)
+    play.lose("c")
+    play.come("c")
+    (late,) = play.waiting(o.Prepare)
+    assert late is not early
+    number = play._number(early)
+    play.happen(Done(number, Inspected({}, frozenset())))
+    assert not play.query.nodes["c"].is_ready
+    play.finish(late)
+    assert play.query.nodes["c"].is_ready
 
 
 def test_operators_have_checkpoints_of_their_own() -> None:

@@ -168,6 +168,20 @@ def test_where_the_first_batch_fails_there_is_nothing_to_capture() -> None:
     assert {make.parts for make in play.given(o.Make)} == {()}
 
 
+def test_also_where_there_is_no_way_to_catch_up() -> None:
+    full = Periodic("1 hour", at_most=1000, incremental=False)
+    play = running(batches=0, replays=False, checkpointing=full)
+    order = play.ask()
+    assert order is not None
+    command = play.command(Scale, "op", 4)
+    play.break_off(order, Cause.PROCESS_LOST)
+    play.wait(10)
+    assert play.ended[command].error is None
+    assert not play.given(o.Capture)
+    assert {(make.parts, make.version) for make in play.given(o.Make)} == {((), NO_VERSION)}
+    assert play.batch().routed["op"].routing.instances == 4
+
+
 def test_without_a_batch_the_groups_are_captured_at_rest() -> None:
     play = running()
     command = play.command(Scale, "op", 4)

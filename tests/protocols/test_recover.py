@@ -1,11 +1,15 @@
 """Recovery: what was lost is made elsewhere and replayed, and the rest is left alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from anabranch.checkpointing.policy import Periodic
+from anabranch.errors import StateFull
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Cause, Done, Inspected
-from anabranch.protocols.model import OperatorPlan
+from anabranch.protocols.model import Inventory, OperatorPlan, SliceId
+from anabranch.state.groups import KeyGroups
 from anabranch.units import NO_VERSION, Version
 from protocols.played import EVERYTHING, AtPeers, Play, groups_of
 
@@ -294,10 +298,139 @@ def test_holders_that_are_gone_are_waited_for_and_then_the_query_goes_back() -> 
     play.lose("a")
     play.lose("b")
     assert not play.told("going back")
-    play.wait(29)
+    play.wait(119)
     assert not play.told("going back")
+    assert any("waiting for nodes a, b" in each.step for each in play.query.changes)
     play.wait(1)
+    assert "nodes a, b, which may hold some" in play.told("going back")[0]["reason"]
+
+
+def test_the_only_holder_is_waited_for_until_its_agent_has_started() -> None:
+    play = with_checkpoint(hosts="abcd", backup=AtPeers())
+    play.hold(o.Prepare)
+    (lost,) = play.at("b")
+    holders = {
+        h for p in play.query.inventory["op"].parts if p.groups & lost.groups for h in p.holders
+    }
+    (holder,) = holders
+    agent_starts_anew(play, holder)
+    held = frozenset(p.name for p in play.query.inventory["op"].parts if holder in p.holders)
+    play.lose("b")
+    for _ in range(2):
+        play.wait(50)
+        play.fail(next(p for p in play.waiting(o.Prepare) if p.host == holder), "no start")
+        play.wait(2)
+    play.wait(30)
+    assert not play.told("going back")
+    tables = {s.id: frozenset([play.query.committed]) for s in play.at(holder)}
+    prepare = next(p for p in play.waiting(o.Prepare) if p.host == holder)
+    play.finish(prepare, Inspected(tables, held))
+    assert play.query.recovery is None
+    assert not play.told("going back")
+
+
+def test_a_disk_that_stays_full_ends_the_query_with_its_error() -> None:
+    play = with_checkpoint()
+    play.hold(o.Make)
+    play.lose("a")
+    began = play.now
+    for _ in range(400):
+        for make in play.waiting(o.Make):
+            play.fail(make, "the disk is full", kind=StateFull)
+        if play.query.stopped is not None:
+            break
+        play.wait(0.5)
+    assert play.last(o.Stop).kind is StateFull
+    assert "the disk is full" in play.last(o.Stop).reason
+    assert 60 < (play.now - began) / o.SECOND < 180
+
+
+def test_slices_that_reach_different_versions_are_made_at_these() -> None:
+    """Each has another checkpoint that the other one does not have, and both are protected."""
+    play = with_checkpoint(hosts="abc", instances=2, checkpointing=Periodic("1 hour"))
+    first, second = play.slices
+    parts = (play.part(3, None, first.groups), play.part(2, None, second.groups))
+    play.query = replace(play.query, inventory={"op": Inventory(parts)}, trimmed={"op": Version(2)})
+    order = play.ask()
+    assert order is not None
+    play.tables = {host: {} for host in "abc"}
+    before = len(play.sent)
+    play.break_off(order, Cause.STATE_MISSING)
+    made = {make.slice.groups: (make.version, make.parts) for make in makes_since(play, before)}
+    assert made == {
+        first.groups: (Version(3), parts[:1]),
+        second.groups: (Version(2), parts[1:]),
+    }
+    (replay,) = play.given(o.Replay)
+    assert {each.groups: each.version for each in replay.slices} == {
+        first.groups: 3, second.groups: 2,
+    }  # fmt: skip
+    assert not play.told("going back")
+    assert {each.groups for each in play.slices} == {first.groups, second.groups}
+
+
+def test_slices_of_one_instance_are_apart_where_they_begin_at_different_versions() -> None:
+    play = with_checkpoint(hosts="ab", instances=1, checkpointing=Periodic("1 hour"))
+    (lost,) = play.slices
+    low, high = KeyGroups.parse("0-3"), KeyGroups.parse("4-7")
+    other = replace(lost, id=SliceId("1-999"), groups=high)
+    play.query = replace(
+        play.query,
+        slices={lost.id: replace(lost, groups=low), other.id: other},
+        inventory={"op": Inventory([play.part(3, None, low), play.part(2, None, high)])},
+        trimmed={"op": Version(2)},
+    )
+    play.lose(lost.node)
+    assert play.query.recovery is None
+    assert [(each.groups, each.base) for each in play.slices] == [(low, 3), (high, 2)]
+
+
+def test_slices_begin_alike_where_all_of_them_can() -> None:
+    play = with_checkpoint(hosts="abc", instances=2, checkpointing=Periodic("1 hour"))
+    parts = [play.part(4, 2, play.slices[0].groups), play.part(2)]
+    play.query = replace(play.query, inventory={"op": Inventory(parts)})
+    order = play.ask()
+    assert order is not None
+    play.tables = {host: {} for host in "abc"}
+    play.break_off(order, Cause.STATE_MISSING)
+    (replay,) = play.given(o.Replay)
+    assert {each.version for each in replay.slices} == {2}, "they are replayed in one job"
+
+
+def test_what_is_being_published_when_the_query_goes_back_is_waited_for() -> None:
+    """Or it would be there, newer than where Spark's logs are cut, and nobody withdrew it."""
+    play = Play.started(hosts="a", replays=False)
+    play.batches(6)
+    play.hold(o.Publish)
+    play.batches(3)
+    (publish,) = play.waiting(o.Publish)
+    assert publish.published.version == 7
+    order = play.ask()
+    assert order is not None
+    play.tables["a"] = {}
+    before = len(play.sent)
+    play.break_off(order, Cause.STATE_MISSING)
     assert play.told("going back")
+    assert not makes_since(play, before)
+    play.finish(publish)
+    assert {make.version for make in makes_since(play, before)} == {Version(7)}
+    assert play.published == [3, 7]
+
+
+def test_if_it_fails_it_is_withdrawn_before_spark_is_taken_back() -> None:
+    play = Play.started(hosts="a", replays=False)
+    play.batches(6)
+    play.hold(o.Publish)
+    play.batches(3)
+    order = play.ask()
+    assert order is not None
+    play.tables["a"] = {}
+    play.break_off(order, Cause.STATE_MISSING)
+    play.fail(play.waiting(o.Publish)[0], "the answer was lost")
+    kinds = [type(each) for each in play.sent]
+    assert o.Withdraw((Version(7),), ()) in play.sent
+    assert kinds.index(o.Rewind) > play.sent.index(o.Withdraw((Version(7),), ()))
+    assert [(r.start, r.target) for r in play.given(o.Rewind)] == [(Version(3), Version(8))]
 
 
 def test_without_any_node_the_query_waits_and_then_stops() -> None:

@@ -103,13 +103,13 @@ def _take_every_answer(patch: pytest.MonkeyPatch) -> None:
     """Let a recovery go on with the slices of an attempt that it gave up."""
     original = recover._again
 
-    def again(turn: Turn, reason: str, replays: int = 0) -> None:
+    def again(turn: Turn, reason: str, *more: object, **named: object) -> None:
         recovery = turn.query.recovery
         assert recovery is not None
         if recovery.phase is recover.Phase.REPLAY:
             recover._switch(turn)
         else:
-            original(turn, reason, replays)
+            original(turn, reason, *more, **named)  # type: ignore[arg-type]
 
     patch.setattr(recover, "_again", again)
 
@@ -121,7 +121,7 @@ def _trim_what_is_needed(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(batches, "trim", trim)
     # Found only because it never comes to an end: the query must not go back then.
-    patch.setattr(recover, "_go_back", lambda turn: None)
+    patch.setattr(recover, "_go_back", lambda turn, reason: None)
 
 
 def _forget_what_must_be_shed(patch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,9 @@ class Periodic:
 
     A restart runs the batches after the last checkpoint again, so keep the interval well below the
     time that a restart may take. ``at_most`` limits the number of these batches, so that Spark's
-    own log still has their offsets. The newest ``retain`` checkpoints are kept and can be read as
-    tables.
+    own log still has their offsets. One checkpoint is stored at a time: one that is due meanwhile
+    waits, and if it is due by the number of batches, an event (``checkpoint late``) tells of it.
+    The newest ``retain`` checkpoints are kept and can be read as tables.
 
     A checkpoint that fails is tried again, and recorded as an event. After more than ``tolerate``
     failures in a row the query stops. The stream waits for a checkpoint before Spark's log no

@@ -395,7 +395,12 @@ def slices_told(order: RunBatch, reports: Iterable[InstanceReport]) -> dict[Slic
                     asked.clean,
                 )
             told[each.id] = SliceReport(
-                captured, found.not_captured, found.state_rows, found.changed, found.left_to_shed
+                captured,
+                found.not_captured,
+                found.state_rows,
+                found.changed,
+                found.left_to_shed,
+                found.state_bytes,
             )
     return told
 

@@ -71,7 +71,13 @@ class Ledger:
         ``trusted``: the machine was not rebooted since. ``damaged`` is called with the versions
         that cannot be used.
         """
-        published = tuple(self._published(damaged))
+        unreadable: list[Version] = []
+
+        def noted(version: Version, reason: str) -> None:
+            unreadable.append(version)
+            damaged(version, reason)
+
+        published = tuple(self._published(noted))
         committed = self.commits.latest()
         if published and published[-1].version > committed.version:
             # Only what is committed is ever stored: the file of that commit is damaged.
@@ -97,6 +103,8 @@ class Ledger:
             delivered,
             oldest,
             trusted,
+            tuple(unreadable),
+            rewinding=begun is not None,
         )
 
     def _published(self, damaged: Callable[[Version, str], None]) -> list[Published]:
@@ -191,11 +199,15 @@ class Ledger:
                 identity.save(self.store, now)
                 self.known = now
 
+    def withdraw_after(self, version: Version) -> None:
+        """Delete the manifests of all later versions, whoever has published them."""
+        self.reign.check()
+        self._manifests.forget_after(version)
+
     def forget_after(self, version: Version) -> None:
         """Delete the commits and manifests of all later versions."""
-        self.reign.check()
+        self.withdraw_after(version)
         self.commits.forget_after(version)
-        self._manifests.forget_after(version)
         self._latest = NOTHING
 
     def sweep(self) -> None:

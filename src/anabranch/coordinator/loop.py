@@ -35,8 +35,8 @@ class Hands(Protocol):
         """Start to execute an order. If it has a number, an event with this number answers it."""
         ...
 
-    def stop(self, reason: str, *, state_lost: bool) -> None:
-        """End the query. ``state_lost``: state is lost that cannot be computed again."""
+    def stop(self, reason: str, kind: type[AnabranchError]) -> None:
+        """End the query with an error of this kind."""
         ...
 
 
@@ -124,7 +124,7 @@ class Loop:
             reason = f"its coordinator failed because of a bug: {type(error).__name__}: {error}"
             self._end(reason)
             assert self._hands is not None
-            self._hands.stop(reason, state_lost=False)
+            self._hands.stop(reason, QueryFailed)
 
     def _next(self) -> Event | None:
         while True:
@@ -158,8 +158,8 @@ class Loop:
                 heapq.heappush(self._wakes, at)
             case End(command, error, result):
                 self._finish(command, error, result)
-            case Stop(reason, state_lost):
-                self._hands.stop(reason, state_lost=state_lost)
+            case Stop(reason, kind):
+                self._hands.stop(reason, kind)
                 self._end(reason)
             case _:
                 self._hands.carry_out(number, order)

@@ -35,17 +35,16 @@ class Rewind:
         """Save the offsets to run again, before any log is changed."""
         store.put(_FILE, seal("rewind", {"target": self.target, "offsets": self.offsets}))
 
-    def replay(
-        self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]
+    def begin(
+        self, start: Version, known: Mapping[Version, str], store: BackupStore, logs: SparkLogs
     ) -> None:
-        """Rewind Spark, and run the later batches."""
-        self.begin(start, store, logs)
-        self.finish(start, store, logs, run_one)
+        """Save the offsets, then cut Spark's logs so that ``start`` is their last batch.
 
-    def begin(self, start: Version, store: BackupStore, logs: SparkLogs) -> None:
-        """Save the offsets, then cut Spark's logs so that ``start`` is their last batch."""
+        ``known`` are the offsets up to there, which Spark's log may not have any more.
+        """
         self.note(store)
         logs.forget_after(start)
+        logs.extend(known)
 
     def finish(
         self, start: Version, store: BackupStore, logs: SparkLogs, run_one: Callable[[], None]

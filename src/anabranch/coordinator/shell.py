@@ -28,8 +28,9 @@ from anabranch.errors import (
     AnabranchError,
     CheckpointError,
     Deposed,
-    QueryFailed,
+    PlanError,
     Refused,
+    SchemaChanged,
     StateMissing,
     StoreError,
 )
@@ -39,7 +40,7 @@ from anabranch.nodes.requests import CaptureFile, Epoch, Instance, OperatorName,
 from anabranch.protocols import orders
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import Host, Routed, Slice, SliceId
-from anabranch.protocols.orders import PATIENCE, SECOND, Captured, Order, OrderId
+from anabranch.protocols.orders import SECOND, Captured, Order, OrderId, patience
 from anabranch.protocols.query import Query, node_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.part import Part
@@ -193,7 +194,7 @@ class Asking:
         return data
 
     def _ask(self, host: Host, request: Request[A], order: orders.Answered) -> A:
-        return self.nodes.ask(host, request, Deadline(PATIENCE[type(order)] / SECOND))
+        return self.nodes.ask(host, request, Deadline(patience(order) / SECOND))
 
 
 class Replaying(Protocol):
@@ -273,9 +274,7 @@ class Shell:
                 )
             case orders.Rewind():
                 self._batches.end(TakenBack(f"the query goes back to version {order.start}"))
-                self._execute_answered(
-                    self._spark, number, order, lambda: self._stream.rewind(order)
-                )
+                self._execute_answered(self._spark, number, order, lambda: self._rewind(order))
             case orders.Publish(published):
                 publish = partial(self._ledger.publish, published)
                 self._execute_answered(self._writing, number, order, publish)
@@ -297,11 +296,11 @@ class Shell:
             case _:
                 raise TypeError(f"no handler for the order {order}")
 
-    def stop(self, reason: str, *, state_lost: bool) -> None:
+    def stop(self, reason: str, kind: type[AnabranchError]) -> None:
         """See :meth:`~anabranch.coordinator.loop.Hands.stop`."""
         failure = self._deposed or self._batches.failure
         if failure is None or (self._deposed is None and str(failure) not in reason):
-            failure = StateMissing(reason) if state_lost else QueryFailed(reason)
+            failure = kind(reason)
         _log.error("Stopping the query after batch %s: %s", self._loop.query.committed, failure)
         self._stopped(failure)
 
@@ -323,6 +322,11 @@ class Shell:
 
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)
+
+    def _rewind(self, order: orders.Rewind) -> None:
+        # A version whose publication was ordered before exists by then, and can be withdrawn.
+        self._writing.submit(lambda: None).result()
+        self._stream.rewind(order)
 
     def _execute_answered(
         self,
@@ -373,9 +377,17 @@ def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed
         unreachable=host if _is_silent(told) else None,
         damaged=_part_in(order, told) if isinstance(told, CheckpointError) else None,
         missing=_slice_in(order) if isinstance(told, StateMissing) else None,
-        final=isinstance(order, orders.Rewind) and isinstance(told, StateMissing | CheckpointError),
+        final=_comes_again(order, told),
         fenced=isinstance(told, Deposed),
+        kind=type(told),
     )
+
+
+def _comes_again(order: orders.Answered, error: AnabranchError) -> bool:
+    """Whether an order would fail with this error again, however often it is tried."""
+    if isinstance(order, orders.Rewind) and isinstance(error, StateMissing | CheckpointError):
+        return True
+    return isinstance(error, SchemaChanged | PlanError)
 
 
 def _is_silent(error: AnabranchError) -> bool:

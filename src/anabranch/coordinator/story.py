@@ -38,7 +38,7 @@ from anabranch.protocols.query import Owner, Query
 from anabranch.units import NO_VERSION
 
 _LONGEST = 300
-_ROUTINE = {"checkpoint", "merge", "slices merged", "scale", "pool short"}
+_ROUTINE = {"checkpoint", "checkpoint late", "merge", "slices merged", "scale", "pool short"}
 
 
 def level(kind: str, details: Mapping[str, Any]) -> int:
@@ -92,7 +92,7 @@ def _sentence(kind: str, seconds: float, of: Mapping[str, Any]) -> str:
                 f"{_many(of['replayed'], 'batch')}."
             )
         case "recovery failed":
-            return _because(f"Recovery failed while {of['step']}", of, "Starting it again")
+            return _because(f"Recovery failed while {of['step']}", of, _starts_again(of))
         case "going back":
             back = f"Rolling the query back from batch {of['committed']} to a published checkpoint"
             return _because(back, of)
@@ -107,7 +107,7 @@ def _sentence(kind: str, seconds: float, of: Mapping[str, Any]) -> str:
                 f"{_many(target - start, 'batch')} again, up to batch {target}."
             )
         case "restart failed":
-            return _because(f"Restart failed while {of['step']}", of, "Starting it again")
+            return _because(f"Restart failed while {of['step']}", of, _starts_again(of))
         case "power failure":
             return (
                 f"The machine was rebooted since the query last ran. Results written after "
@@ -141,6 +141,12 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
                 retry = of["failures"] <= of["tolerate"]
                 then = "Trying again" if retry else "Stopping the query"
             return _because(f"Checkpoint {of['version']} failed{row}", of, then)
+        case "checkpoint late":
+            return (
+                f"Checkpoint {of['version']} has been stored for {took}, and the next one is due "
+                f"after {_many(of['batches'], 'batch')}: it waits, and a restart would run "
+                f"{_many(of['committed'] - of['version'], 'batch')} again."
+            )
         case "checkpoint damaged":
             damaged = f"Checkpoint {of['version']} is damaged"
             return _because(damaged, of, "Using an older checkpoint")
@@ -377,6 +383,12 @@ def _size(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
     return _many(size, "byte")
+
+
+def _starts_again(of: Mapping[str, Any]) -> str:
+    """What follows a restart or a recovery that failed."""
+    pause = of["pause"]
+    return "Stopping the query" if pause is None else f"Starting it again in {pause:g} s"
 
 
 def _move_failed(what: str, of: Mapping[str, Any]) -> str:

@@ -217,8 +217,10 @@ class Stream:
             again = self._after_power_failure(start, begun)
         else:
             again = rewind.plan(start, order.target, ledger.spark, ledger.commits, begun)
-        ledger.reign.check()
-        again.begin(start, ledger.store, ledger.spark)
+        # Spark's logs cannot be taken on to what is newer than where they are cut.
+        ledger.withdraw_after(start)
+        known = {} if start in ledger.spark.planned() else ledger.offsets_of(start)
+        again.begin(start, known, ledger.store, ledger.spark)
         self._again = (start, again)
 
     def distrust(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from anabranch.protocols import checkpoint, move, read
 from anabranch.protocols.events import BatchCommitted, BatchFailed, Cause
-from anabranch.protocols.model import serving
+from anabranch.protocols.model import SliceId, serving
 from anabranch.protocols.orders import SECOND, CancelBatch, RunBatch, Trim, Wake
 from anabranch.protocols.query import Batch, Query, Turn
 from anabranch.state.groups import KeyGroups
@@ -88,12 +88,14 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
     batch = turn.query.batch
     if batch is None or batch.fence != event.fence or batch.version != event.version:
         return
-    slices = dict(turn.query.slices)
+    slices, sizes = dict(turn.query.slices), dict[SliceId, int]()
     for each in serving(turn.query.slices.values()):
         report = event.reports.get(each.id)
+        if report is not None:
+            sizes[each.id] = report.bytes
         if report is not None and each.leaving and report.left_to_shed == 0:
             slices[each.id] = replace(each, leaving=KeyGroups())
-    turn.change(batch=None, committed=event.version, slices=slices)
+    turn.change(batch=None, committed=event.version, slices=slices, sizes=sizes)
     _trim(turn, event.obsolete)
     move.commit(turn, event.reports)
     checkpoint.commit(turn, event)

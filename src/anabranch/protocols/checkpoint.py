@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from anabranch.checkpointing.policy import Situation
+from anabranch.checkpointing.policy import Kind, Situation
 from anabranch.protocols.events import BatchCommitted, Done, Failed, SliceReport
 from anabranch.protocols.model import Change, Published, Slice, SliceId, serving
 from anabranch.protocols.orders import (
@@ -46,6 +46,8 @@ _NOTHING = ""
 """Stands for the state of a query without operators, whose versions record its progress alone."""
 _SHORT = SECOND // 5
 """The same where a user waits for the checkpoint, and Spark has no batch to run."""
+_LEAST: Kind = "delta"
+"""What is captured where no policy says it; all rows where the changes are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Current:
     publishing: bool = False
     bytes: int = 0
     """Of the parts that are stored."""
+    late: bool = False
+    """Whether the next one is due by the number of batches, and waits for this one."""
 
     @property
     def change(self) -> Change:
@@ -102,8 +106,8 @@ class Checkpoints:
     not_before: int = 0
     """After one that failed there is a pause."""
     current: Current | None = None
-    held: bool = False
-    """Whether the stream waits because a restart would not find its offsets otherwise."""
+    held_since: int | None = None
+    """Since when the stream waits because a restart would not find its offsets otherwise."""
 
     @property
     def open(self) -> tuple[CommandId, ...]:
@@ -157,17 +161,45 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
     """The captures for the batch that is about to run."""
     query = turn.query
     mine = _mine(query)
-    if mine.current is not None or query.batch is None or query.batch.version <= query.delivered:
+    if query.batch is None or query.batch.version <= query.delivered:
+        return ()
+    if mine.current is not None:
+        _tell_if_late(turn, mine.current)
         return ()
     if query.now < mine.not_before:
         return ()
-    names = tuple(query.operators) or (_NOTHING,)
-    due = frozenset(n for n in names if urgent(query) or _is_due(query, mine, n))
-    _change(turn, ordered=due)
-    chosen = due | mine.wanted
+    due: dict[str, Kind] = {}
+    for name in tuple(query.operators) or (_NOTHING,):
+        kind = query.policies.checkpointing.decide(_situation(query, mine, name))
+        if kind is not None or urgent(query):
+            due[name] = kind or _LEAST
+    _change(turn, ordered=frozenset(due))
+    wanted = dict.fromkeys(mine.wanted, _LEAST) | due
     return tuple(
-        _capture(query, each) for each in serving(query.slices.values()) if each.operator in chosen
+        _capture(query, each, wanted[each.operator])
+        for each in serving(query.slices.values())
+        if each.operator in wanted
     )
+
+
+def _tell_if_late(turn: Turn, current: Current) -> None:
+    """Let the user know if a checkpoint is due by the number of batches, and waits for another."""
+    query, mine = turn.query, _mine(turn.query)
+    if current.late:
+        return
+    for name in query.operators:
+        by_time = _situation(query, mine, name)
+        by_batches = replace(by_time, now=by_time.last)
+        if query.policies.checkpointing.decide(by_batches) is not None:
+            _change(turn, current=replace(current, late=True))
+            turn.tell(
+                "checkpoint late",
+                seconds=(query.now - current.since) / SECOND,
+                version=current.version,
+                committed=query.committed,
+                batches=by_batches.batches,
+            )
+            return
 
 
 def commit(turn: Turn, event: BatchCommitted) -> None:
@@ -217,7 +249,7 @@ def look(turn: Turn) -> None:
     query = turn.query
     mine = _mine(query)
     exhausted = _behind(query) >= query.policies.retained_offsets
-    if exhausted != mine.held:
+    if exhausted != (mine.held_since is not None):
         _hold(turn, exhausted)
         mine = _mine(turn.query)
     if exhausted and mine.failures and mine.current is None and not query.policies.hold:
@@ -250,11 +282,11 @@ def look(turn: Turn) -> None:
     )
     fence = turn.fence()
     for each in serving(query.slices.values()):
-        wanted_capture = _capture(query, each)
+        wanted_capture = _capture(query, each, _LEAST)
         if each.operator in wanted and wanted_capture.base != query.committed:
             # At rest a table is not marked clean, so what it knows of changes stays as it is.
             wanted_capture = replace(wanted_capture, clean=False)
-            order = Capture(wanted_capture, each, query.committed, fence)
+            order = Capture(wanted_capture, each, query.committed, fence, query.size(each))
             turn.order(order, Owner.CHECKPOINT)
     _go_on(turn)
 
@@ -264,7 +296,7 @@ def _hold(turn: Turn, exhausted: bool) -> None:
     published, committed = _restartable(turn.query), turn.query.committed
     kind = "stream held" if exhausted else "stream goes on"
     turn.tell(kind, published=published, committed=committed)
-    _change(turn, held=exhausted)
+    _change(turn, held_since=turn.query.now if exhausted else None)
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
@@ -334,8 +366,18 @@ def interrupt(turn: Turn) -> None:
 
 
 def abandon(turn: Turn, reason: str) -> None:
-    """The query is rolled back: cancel the checkpoint in progress."""
+    """The query is rolled back: cancel the checkpoint in progress.
+
+    A version that is just being published is waited for, as nobody knows yet whether it exists.
+    """
     mine = _mine(turn.query)
+    publishing = {
+        number: waiting
+        for number, waiting in turn.query.outstanding.items()
+        if isinstance(waiting.order, Publish)
+    }
+    turn.forget(Owner.CHECKPOINT)
+    turn.change(outstanding={**turn.query.outstanding, **publishing})
     if mine.current is not None:
         turn.tell("checkpoint failed", version=mine.current.version, reason=reason)
     for command in mine.open:
@@ -356,10 +398,11 @@ def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             turn.tell("merge failed", slice=slice.id, reason=reason)
 
 
-def _capture(query: Query, each: Slice) -> CaptureWanted:
+def _capture(query: Query, each: Slice, kind: Kind) -> CaptureWanted:
     inventory, usable = query.inventory[each.operator], query.usable(each.operator)
     known = (
-        query.policies.checkpointing.tracks_changes
+        kind == "delta"
+        and query.policies.checkpointing.tracks_changes
         and each.base is not None
         and each.groups <= inventory.reach(usable).get(each.base, KeyGroups())
     )
@@ -376,12 +419,11 @@ def _shares_changed(query: Query, reports: Mapping[SliceId, SliceReport]) -> dic
     return {name: changed[name] / rows[name] if rows[name] else 1.0 for name in query.operators}
 
 
-def _is_due(query: Query, mine: Checkpoints, name: str) -> bool:
+def _situation(query: Query, mine: Checkpoints, name: str) -> Situation:
     began = query.taken_over or 0
     last, batches = mine.last.get(name, began), mine.batches.get(name, 0)
     changed, load = mine.changed.get(name, 1.0), mine.loads.get(name, 0.0)
-    situation = Situation(query.now, last, batches, name, changed, load)
-    return query.policies.checkpointing.decide(situation) is not None
+    return Situation(query.now, last, batches, name, changed, load)
 
 
 def _is_mine(report: SliceReport) -> bool:
@@ -398,7 +440,8 @@ def _store(turn: Turn, captured: Captured) -> None:
         return
     if not _at_rest(query):
         turn.put(replace(each, base=captured.version))
-    turn.order(Store(captured, query.holders(each)), Owner.CHECKPOINT)
+    order = Store(captured, query.holders(each), query.size(each))
+    turn.order(order, Owner.CHECKPOINT)
 
 
 def _at_rest(query: Query) -> bool:
@@ -484,16 +527,22 @@ def _whole(query: Query, version: Version) -> Published | None:
 
 
 def _published(turn: Turn, published: Published) -> None:
-    others = (p for p in turn.query.published if p.version != published.version)
-    turn.change(published=(*others, published))
+    query = turn.query
+    others = (p for p in query.published if p.version != published.version)
+    unreadable = tuple(v for v in query.unreadable if v != published.version)
+    turn.change(published=(*others, published), unreadable=unreadable)
 
 
 def _tidy(turn: Turn) -> None:
     """Delete older versions and parts that nothing needs, and merge long chains."""
     query = turn.query
     retain = query.policies.checkpointing.retain
-    kept, old = query.published[-retain:], query.published[:-retain]
-    turn.change(published=kept)
+    kept, old = query.published[-retain:], [p.version for p in query.published[:-retain]]
+    if len(kept) == retain:
+        # Not before: what is damaged may be mended, and is the only copy of something older.
+        old += [version for version in query.unreadable if version < kept[0].version]
+    unreadable = tuple(version for version in query.unreadable if version not in old)
+    turn.change(published=kept, unreadable=unreadable)
     needed = _needed(turn.query)
     dropped: list[Part] = []
     inventory = dict(query.inventory)
@@ -503,7 +552,7 @@ def _tidy(turn: Turn) -> None:
         dropped += useless
     turn.change(inventory=inventory)
     if old or dropped:
-        turn.send(Withdraw(tuple(p.version for p in old), tuple(dropped)))
+        turn.send(Withdraw(tuple(sorted(old)), tuple(dropped)))
     _merge_longest(turn)
 
 

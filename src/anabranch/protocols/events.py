@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from anabranch.errors import AnabranchError
 from anabranch.protocols.model import Facts, Host, SliceId
 from anabranch.protocols.orders import Captured, CommandId, OrderId
 from anabranch.units import Version
@@ -51,6 +52,8 @@ class SliceReport:
     """How many of them have changed since the base of its next capture."""
     left_to_shed: int = 0
     """The rows of groups that have left it, which it has not dropped yet."""
+    bytes: int = 0
+    """The size of its table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,8 @@ class Failed:
     """Whether it would fail again, however often it is tried."""
     fenced: bool = False
     """Whether another driver has taken over, and this one is refused."""
+    kind: type[AnabranchError] | None = None
+    """The error of whoever carried it out; None if nobody did, as a node was lost or is silent."""
 
 
 @dataclass(frozen=True, slots=True)

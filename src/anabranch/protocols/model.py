@@ -49,6 +49,11 @@ class Slice:
     """Groups that another slice serves now, whose rows its table has not shed yet."""
 
 
+def named(hosts: Iterable[Host]) -> str:
+    """Nodes for a reader; the only node of a query without a cluster has no name."""
+    return ", ".join(host or "this machine" for host in sorted(hosts))
+
+
 class Readiness(Enum):
     """Whether the agent of a node answers."""
 
@@ -69,6 +74,22 @@ class Node:
     """When to try again, in microseconds of the coordinator's clock."""
     probed_at: int = 0
     """When it was asked last whether its agent still answers."""
+    since: int = 0
+    """When it came, or its agent was found not to answer."""
+    known: frozenset[str] = frozenset()
+    """The parts that it was known to hold when it was prepared last: of later ones its answer does
+    not tell."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its agent answers."""
+        return self.readiness is Readiness.READY
+
+    @property
+    def change(self) -> Change:
+        """That its agent is being started, why, and since when."""
+        why = "the agent did not start" if self.failures else "the node came, or its agent is gone"
+        return Change("node", named([self.host]), why, "starting its agent", self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +119,10 @@ class Change:
     """An operation in progress: its present step, its reason, and its start."""
 
     kind: str
-    """``move``, ``merge``, ``checkpoint``, ``recovery`` or ``restart``."""
+    """``move``, ``merge``, ``checkpoint``, ``read``, ``hold``, ``node``, ``recovery`` or
+    ``restart``."""
     what: str
-    """What is changed, such as the name of an operator."""
+    """What is changed, such as the name of an operator, or waited for, such as a node."""
     why: str
     step: str
     """What is done now."""
@@ -264,6 +286,11 @@ class Facts:
     trusted: bool = True
     """Whether everything that was written is there. Not so after a power failure: then nothing
     after the newest whole version counts, and its results are taken back."""
+    unreadable: tuple[Version, ...] = ()
+    """Versions whose manifests are there and damaged."""
+    rewinding: bool = False
+    """Whether a driver began to take Spark back and did not finish: batches up to ``delivered``
+    are to be run again as they were, and only a Rewind sees to it."""
 
 
 def instances_of(slices: Iterable[Slice]) -> dict[str, list[int]]:

@@ -249,7 +249,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
         case _, Failed(reason=reason):
             _again(turn, moving, reason)
         case Capture(), Done(answer=Captured() as captured):
-            turn.order(Store(captured, _holders(turn.query, moving)), Owner.MOVE, moving.command)
+            _store_at_holders(turn, moving, captured)
         case Store(), Done(answer=Part() as part):
             turn.add_part(part)
             _put(turn, replace(moving, parts=(*moving.parts, part)))
@@ -376,7 +376,7 @@ def _prepare(turn: Turn, moving: Move) -> None:
     )
     turn.put(*targets)
     if _before_the_first_batch(query):
-        _make_empty(turn, moving)
+        _make_empty(turn, _next(turn, moving, Phase.MAKE))
     elif query.policies.replays or query.policies.checkpointing.tracks_changes:
         _capture(turn, _next(turn, moving, Phase.CAPTURE))
     else:
@@ -389,7 +389,7 @@ def _before_the_first_batch(query: Query) -> bool:
 
 
 def _make_empty(turn: Turn, moving: Move) -> None:
-    moving = _next(turn, replace(moving, wants_capture=False), Phase.MAKE)
+    _put(turn, replace(moving, wants_capture=False))
     for each in moving.targets:
         turn.order(Make(each, (), NO_VERSION), Owner.MOVE, moving.command)
 
@@ -439,7 +439,8 @@ def _capture(turn: Turn, moving: Move) -> None:
     """Capture with the next batch, or between two batches if none comes for a while."""
     query = turn.query
     if not moving.made and _before_the_first_batch(query):
-        _make_empty(turn, moving)  # the batch that was to be captured with has failed
+        # The batch that was to be captured with has failed.
+        _make_empty(turn, _next(turn, moving, Phase.MAKE))
         return
     if not moving.wants_capture:
         moving = _next(turn, replace(moving, wants_capture=True), moving.phase)
@@ -453,7 +454,8 @@ def _capture(turn: Turn, moving: Move) -> None:
 def _capture_at_rest(turn: Turn, moving: Move) -> None:
     query, fence = turn.query, turn.fence()
     for wanted in _captures(query, moving):
-        order = Capture(wanted, query.slices[wanted.slice], query.committed, fence)
+        source = query.slices[wanted.slice]
+        order = Capture(wanted, source, query.committed, fence, query.size(source))
         turn.order(order, Owner.MOVE, moving.command)
 
 
@@ -472,11 +474,14 @@ def _store(turn: Turn, moving: Move, captured: list[Captured]) -> None:
         _again(turn, moving, "not all groups that move could be captured")
         return
     for each in captured:
-        turn.order(Store(each, _holders(turn.query, moving)), Owner.MOVE, moving.command)
+        _store_at_holders(turn, moving, each)
 
 
-def _holders(query: Query, moving: Move) -> tuple[Host, ...]:
-    return query.holders(moving.targets[0])
+def _store_at_holders(turn: Turn, moving: Move, captured: Captured) -> None:
+    query = turn.query
+    size = query.size(query.slices[captured.slice])
+    order = Store(captured, query.holders(moving.targets[0]), size)
+    turn.order(order, Owner.MOVE, moving.command)
 
 
 def _make(turn: Turn, moving: Move) -> None:
@@ -548,6 +553,8 @@ def _finish(turn: Turn, moving: Move) -> None:
         # This is a move without a way to catch up: all of it happens while the stream is held.
         if moving.parts:
             _make(turn, moving)
+        elif query.committed == NO_VERSION:
+            _make_empty(turn, moving)  # the batch that ran when it began has failed
         else:
             _capture_at_rest(turn, moving)
     elif not _being_stored(query, moving) and not _advance(turn, moving):

@@ -25,7 +25,7 @@ _IDLE = 60 * SECOND
 def add(turn: Turn, host: Host) -> None:
     """A host has an executor: start an agent there."""
     if host not in turn.query.nodes:
-        _put(turn, Node(host))
+        _put(turn, Node(host, since=turn.query.now))
         _prepare(turn, host)
 
 
@@ -35,6 +35,14 @@ def remove(turn: Turn, host: Host) -> None:
     if host not in query.nodes:
         return
     left = {name: node for name, node in query.nodes.items() if name != host}
+    # What was asked of the node before it went does not count when it is there again.
+    turn.change(
+        outstanding={
+            number: waiting
+            for number, waiting in query.outstanding.items()
+            if waiting.order != Prepare(host)
+        }
+    )
     gone = {each.id: each for each in serving(query.slices.values()) if each.node == host}
     turn.change(nodes=left, suspects=query.suspects | gone.keys())
     turn.tell("failure", host=host, slices=sorted(gone), instances=instances_of(gone.values()))
@@ -44,8 +52,8 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     """The answer of a node to Prepare or to a probe. Unknown tables are then dropped."""
     match waiting.order, event:
         case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
-            _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now))
             turn.forget_parts(host, found.parts)
+            _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now))
             _drop_strangers(turn, host, found)
         case Inspect(host), Done(answer=Inspected() as found):
             _drop_strangers(turn, host, found)
@@ -64,7 +72,8 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
                 turn.send(Wake(turn.query.now + _BANNED))
             else:
                 retry = turn.query.now + _PAUSE
-                _put(turn, Node(host, Readiness.NEW, node.failures + 1, retry))
+                node = replace(node, readiness=Readiness.NEW, retry_at=retry)
+                _put(turn, replace(node, failures=node.failures + 1))
                 turn.send(Wake(retry))
 
         case Inspect(host), Failed(reason=reason):
@@ -83,12 +92,15 @@ def unreachable(turn: Turn, host: Host) -> None:
     """A node did not answer an order: replace its agent, unless it answers now."""
     node = turn.query.nodes.get(host)
     if node is not None and node.readiness is Readiness.READY:
+        _put(turn, replace(node, since=turn.query.now))
         _prepare(turn, host)
 
 
 def look(turn: Turn) -> None:
     """Try nodes again whose pause is over, and probe agents."""
     query = turn.query
+    if (query.deserted_since is None) is not bool(query.ready):
+        turn.change(deserted_since=None if query.ready else query.now)
     for node in list(query.nodes.values()):
         if node.readiness is Readiness.NEW and node.retry_at <= query.now:
             _prepare(turn, node.host)
@@ -141,8 +153,11 @@ def ask_for_more(turn: Turn) -> None:
 
 
 def _prepare(turn: Turn, host: Host) -> None:
-    node = turn.query.nodes[host]
-    _put(turn, replace(node, readiness=Readiness.PREPARING))
+    query, node = turn.query, turn.query.nodes[host]
+    parts = (p for each in query.published for of in each.parts.values() for p in of)
+    stored = (part for of in query.inventory.values() for part in of.parts)
+    known = frozenset(p.name for p in (*parts, *stored) if host in p.holders)
+    _put(turn, replace(node, readiness=Readiness.PREPARING, known=known))
     turn.order(Prepare(host), Owner.NODES)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
+from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.protocols.model import Host, Published, Routed, Slice, SliceId
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
@@ -114,6 +115,8 @@ class Capture:
     slice: Slice
     version: Version
     fence: int
+    bytes: int = 0
+    """The size of its table, as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Store:
 
     captured: Captured
     holders: tuple[Host, ...]
+    bytes: int = 0
+    """The size of the table that it was captured of, as far as it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +262,8 @@ class Stop:
     """Stop the query, for this reason."""
 
     reason: str
-    state_lost: bool = False
-    """Whether that is because state is lost that cannot be computed again."""
+    kind: type[AnabranchError] = QueryFailed
+    """The error that whoever waits for the query gets."""
 
 
 Order = (
@@ -266,16 +271,36 @@ Order = (
     | Tell | End | Stop
 )  # fmt: skip
 
-PATIENCE: Mapping[type, int] = {
+_BASE: Mapping[type, int] = {
     Make: 600 * SECOND,
     Advance: 120 * SECOND,
     Replay: 600 * SECOND,
     Capture: 60 * SECOND,
     Store: 600 * SECOND,
-    Merge: 1800 * SECOND,
+    Merge: 600 * SECOND,
     Publish: 60 * SECOND,
     Prepare: 60 * SECOND,
     Inspect: 15 * SECOND,
     Rewind: 600 * SECOND,
 }
-"""How long each order may take before it counts as failed."""
+"""How long each order may take, however little there is to do."""
+_BYTE = 1
+"""And how much longer for each byte that is read or written: 1 MB/s is slower than any store that
+is of use. A node that hangs is found earlier, as its agent does not answer either; a transfer that
+stands still fails by itself."""
+_BATCH = 60 * SECOND
+"""And for each batch that is replayed."""
+
+
+def patience(order: Answered) -> int:
+    """How long an order may take before it counts as failed, in microseconds."""
+    base = _BASE[type(order)]
+    match order:
+        case Make(_, parts) | Advance(_, parts) | Merge(_, parts):
+            return base + _BYTE * sum(part.bytes for part in parts)
+        case Capture(bytes=size) | Store(bytes=size):
+            return base + _BYTE * size
+        case Replay(slices, upto):
+            return base + _BATCH * (upto - min(each.version for each in slices))
+        case _:
+            return base

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.backup.policy import Backup
 from anabranch.checkpointing.policy import Checkpointing
+from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.placement.policy import Placement
 from anabranch.protocols.model import (
     Change,
@@ -24,7 +25,6 @@ from anabranch.protocols.model import (
     serving,
 )
 from anabranch.protocols.orders import (
-    PATIENCE,
     SECOND,
     Advance,
     Answered,
@@ -43,6 +43,8 @@ from anabranch.protocols.orders import (
     Store,
     Tell,
     Wake,
+    Withdraw,
+    patience,
 )
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
@@ -57,6 +59,9 @@ if TYPE_CHECKING:
 
 PROBE = 10 * SECOND
 """A node that has not answered an order for this long is probed."""
+
+DESERTED = 120 * SECOND
+"""A query that needs a node waits for any so long, and for those that hold the only backups."""
 
 FENCES = 1 << 40
 """A fence is the driver's epoch times this, plus a number that grows."""
@@ -82,12 +87,9 @@ class Outstanding:
     owner: Owner
     command: CommandId | None
     """The command of the move that it is for."""
+    since: int
+    """When the order was given."""
     deadline: int
-
-    @property
-    def since(self) -> int:
-        """When the order was given."""
-        return self.deadline - PATIENCE[type(self.order)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,14 @@ class Query:
     slices: Mapping[SliceId, Slice] = field(default_factory=dict)
     arrangement: int = 0
     """Changes whenever other slices serve, or slices serve other groups."""
+    sizes: Mapping[SliceId, int] = field(default_factory=dict)
+    """The bytes of tables, as the last batch reported them."""
     suspects: frozenset[SliceId] = frozenset()
     """Serving slices whose tables may be lost."""
     inventory: Mapping[str, Inventory] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
+    unreadable: tuple[Version, ...] = ()
+    """Versions whose manifests are damaged, and still there."""
     committed: Version = NO_VERSION
     delivered: Version = NO_VERSION
     """The last version whose results were delivered before a restart."""
@@ -168,6 +174,8 @@ class Query:
     restart: Restart | None = None
     reads: tuple[Read, ...] = ()
     asked_nodes: int = 0
+    deserted_since: int | None = None
+    """Since when no node is ready."""
     probe_at: int = 0
     """When nodes are probed next."""
     numbers: int = 0
@@ -198,12 +206,19 @@ class Query:
     def changes(self) -> tuple[Change, ...]:
         """The operations in progress, of all protocols."""
         found = [moving.change for moving in self.moves.values()]
+        found += [each.change for each in self.reads]
+        found += [node.change for node in self.nodes.values() if not node.is_ready]
         if self.recovery is not None:
             found.append(self.recovery.change)
         if self.restart is not None:
             found.append(self.restart.change)
         if self.checkpoints is not None and self.checkpoints.current is not None:
             found.append(self.checkpoints.current.change)
+        if self.checkpoints is not None and self.checkpoints.held_since is not None:
+            newest = self.published[-1].version if self.published else NO_VERSION
+            why = f"Spark's log of offsets would soon not reach back to checkpoint {newest}"
+            step = "waiting until a checkpoint is published"
+            found.append(Change("hold", "stream", why, step, self.checkpoints.held_since))
         for waiting in self.outstanding.values():
             if isinstance(waiting.order, Merge):
                 merge = waiting.order
@@ -248,6 +263,13 @@ class Query:
                 anchors[each.id] = NO_VERSION if found is None else found
             oldest[name] = min((anchors[each.id] for each in mine), default=self.committed)
         return anchors
+
+    def size(self, each: Slice) -> int:
+        """The bytes of a slice, as far as they are known: of its table, or of its parts."""
+        known = self.sizes.get(each.id)
+        if known is not None:
+            return known
+        return sum(p.bytes for p in self.inventory[each.operator].parts if p.groups & each.groups)
 
     def protected(self, each: Slice) -> Version | None:
         """The newest version of a slice that survives the loss of its own node, if any."""
@@ -310,8 +332,8 @@ class Turn:
     def order(self, order: Answered, owner: Owner, command: CommandId | None = None) -> OrderId:
         """Give an order whose answer a protocol waits for."""
         number = OrderId(self.number())
-        deadline = self.query.now + PATIENCE[type(order)]
-        waiting = Outstanding(order, owner, command, deadline)
+        deadline = self.query.now + patience(order)
+        waiting = Outstanding(order, owner, command, self.query.now, deadline)
         self.change(outstanding={**self.query.outstanding, number: waiting})
         self.orders.append((number, order))
         self.send(Wake(deadline))
@@ -334,7 +356,7 @@ class Turn:
         """Record an event for the user."""
         self.send(Tell(kind, details))
 
-    def stop(self, reason: str, *, state_lost: bool = False) -> None:
+    def stop(self, reason: str, kind: type[AnabranchError] = QueryFailed) -> None:
         """End the query, and every command in progress."""
         query = self.query
         if query.stopped is not None:
@@ -345,7 +367,19 @@ class Turn:
             commands += query.checkpoints.open
         for command in commands:
             self.end(command, f"the query stopped: {reason}")
-        self.send(Stop(reason, state_lost))
+        self.send(Stop(reason, kind))
+
+    def wait_for_any_node(self) -> None:
+        """Wait until a node is ready, or stop."""
+        since = self.query.now
+        if self.query.deserted_since is not None:
+            since = self.query.deserted_since
+        if self.query.now >= since + DESERTED:
+            self.stop(
+                "there has been no node for two minutes; start executors, then start the query "
+                "again"
+            )
+        self.send(Wake(since + DESERTED))
 
     def end(self, command: CommandId, error: str | None = None, result: object = None) -> None:
         """End a command with a result or an error."""
@@ -384,25 +418,34 @@ class Turn:
         self.send(Note(self.query.arrangement, routed, slices))
 
     def forget_parts(self, host: Host, has: frozenset[str]) -> None:
-        """Record that a node holds only these parts."""
+        """Record that of the parts which a node was known to hold it has only these.
+
+        Versions that need one of the others do not exist any more.
+        """
+        missing = self.query.nodes[host].known - has
 
         def keep(part: Part) -> Part | None:
-            if host not in part.holders or part.name in has:
+            if host not in part.holders or part.name not in missing:
                 return part
             left = tuple(holder for holder in part.holders if holder != host)
             return replace(part, holders=left) if left else None
 
-        inventory, published = dict(self.query.inventory), []
+        inventory, published = dict(self.query.inventory), list[Published]()
+        gone: list[Version] = []
         for name, of in inventory.items():
             kept = [keep(part) for part in of.parts]
             if any(now is not before for now, before in zip(kept, of.parts, strict=True)):
                 inventory[name] = Inventory(part for part in kept if part is not None)
         for each in self.query.published:
             parts = {name: [keep(part) for part in of] for name, of in each.parts.items()}
-            if not any(part is None for of in parts.values() for part in of):
+            if all(part is not None for of in parts.values() for part in of):
                 whole = {name: tuple(p for p in of if p) for name, of in parts.items()}
                 published.append(Published(each.version, whole))
+            else:
+                gone.append(each.version)
         self.change(inventory=inventory, published=tuple(published))
+        if gone:  # before anything deletes its other parts
+            self.send(Withdraw(tuple(gone), ()))
 
     def forget_part(self, name: str) -> None:
         """Record that a part cannot be read."""

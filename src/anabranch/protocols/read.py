@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from anabranch.protocols.events import Done, Failed, ReadState
-from anabranch.protocols.model import serving
+from anabranch.protocols.model import Change, serving
 from anabranch.protocols.orders import Capture, Captured, CaptureWanted, CommandId, Drop
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 
@@ -21,15 +21,22 @@ class Read:
 
     command: CommandId
     operator: str
+    since: int = 0
     attempts: int = 0
     under_way: bool = False
     captured: tuple[Captured, ...] = ()
     failure: str | None = None
 
+    @property
+    def change(self) -> Change:
+        """What is done now, why, and since when."""
+        step = "capturing between two batches" if self.under_way else "waiting until no batch runs"
+        return Change("read", self.operator, "a command", step, self.since)
+
 
 def want(turn: Turn, event: ReadState) -> None:
     """Read an operator as soon as no batch runs and all of its state is there."""
-    turn.change(reads=(*turn.query.reads, Read(event.command, event.operator)))
+    turn.change(reads=(*turn.query.reads, Read(event.command, event.operator, turn.query.now)))
 
 
 def holds(query: Query) -> bool:
@@ -49,7 +56,7 @@ def look(turn: Turn) -> None:
         fence = turn.fence()
         for serves in serving(query.slices.values(), each.operator):
             wanted = CaptureWanted(serves.id, serves.groups, None, clean=False)
-            order = Capture(wanted, serves, query.committed, fence)
+            order = Capture(wanted, serves, query.committed, fence, query.size(serves))
             turn.order(order, Owner.READ, each.command)
 
 

@@ -11,11 +11,12 @@ back to a published version: see :mod:`anabranch.protocols.restart`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from anabranch.protocols import checkpoint, move, restart
+from anabranch.protocols.attempts import NONE_YET, Attempts
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
     Change,
@@ -25,20 +26,18 @@ from anabranch.protocols.model import (
     Slice,
     SliceId,
     instances_of,
+    named,
     serving,
 )
 from anabranch.protocols.orders import SECOND, Inspect, Make, Replay, Wake
-from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.protocols.query import DESERTED, Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
 from anabranch.units import NO_VERSION, Version
 
 _HOLDERS = 30 * SECOND
 """So long nodes are waited for that hold newer parts than others do."""
-_NODES = 120 * SECOND
-"""So long any node is waited for."""
 _REPLAYS = 3
 """Replays that may fail, with no node lost, before the query goes back to a published version."""
-_PAUSE = SECOND // 2
 
 
 class Phase(Enum):
@@ -64,14 +63,17 @@ class Recovery:
     """How operators are divided once these serve."""
     replays: int = 0
     """How many replays have failed."""
+    attempts: Attempts = NONE_YET
     not_before: int = 0
+    waits_for: str | None = None
+    """The nodes that are waited for, though others are ready."""
 
     @property
     def change(self) -> Change:
         """The present step, the reason, and the start."""
         what = ", ".join(sorted({each.operator for each in self.made})) or "slices"
         why = f"{len(self.lost)} slices are lost" if self.lost else "slices may be lost"
-        return Change("recovery", what, why, self.phase.value, self.since)
+        return Change("recovery", what, why, self.waits_for or self.phase.value, self.since)
 
 
 def run(turn: Turn) -> None:
@@ -107,7 +109,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
         case Replay(), Done():
             _switch(turn)
         case Make(), Failed(reason=reason):
-            _again(turn, reason)
+            _again(turn, reason, event)
         case Replay(), Failed(reason=reason):
             _again(turn, reason, replays=1)
 
@@ -129,20 +131,27 @@ def _inspect(turn: Turn) -> None:
         turn.order(Inspect(host, here), Owner.RECOVERY)
 
 
-def _again(turn: Turn, reason: str, replays: int = 0) -> None:
-    """Start the recovery again."""
+def _again(turn: Turn, reason: str, failed: Failed | None = None, replays: int = 0) -> None:
+    """Start the recovery again; or stop, if an error comes back again and again."""
     recovery = turn.query.recovery
     assert recovery is not None
-    turn.tell("recovery failed", reason=reason, step=recovery.phase.value)
     turn.forget(Owner.RECOVERY)
     turn.remove(frozenset(each.id for each in recovery.made))
-    later = turn.query.now + _PAUSE
+    attempts = recovery.attempts.after(failed)
+    pause = None if attempts.over else attempts.pause / SECOND
+    turn.tell("recovery failed", reason=reason, step=recovery.phase.value, pause=pause)
+    later = turn.query.now + attempts.pause
     turn.change(
         recovery=Recovery(
-            recovery.since, Phase.PREPARE, replays=recovery.replays + replays, not_before=later
+            recovery.since,
+            Phase.PREPARE,
+            replays=recovery.replays + replays,
+            attempts=attempts,
+            not_before=later,
         )
     )
     turn.send(Wake(later))
+    attempts.stop_if_over(turn, "the recovery")
 
 
 def _plan(turn: Turn) -> None:
@@ -155,28 +164,51 @@ def _plan(turn: Turn) -> None:
         return
     if query.now < recovery.not_before:
         return
-    turn.change(recovery=replace(recovery, phase=Phase.PREPARE))
+    turn.change(recovery=replace(recovery, phase=Phase.PREPARE, waits_for=None))
     if not query.ready:
-        if query.now >= recovery.since + _NODES:
-            turn.stop(
-                "there has been no node for two minutes; start executors, then start the query "
-                "again"
-            )
-        turn.send(Wake(recovery.since + _NODES))
+        turn.wait_for_any_node()
         return
     now = _versions(query, lost, query.ready)
-    best = _versions(query, lost, frozenset(query.nodes))
+    here = _versions(query, lost, frozenset(query.nodes))
     waited = query.now >= recovery.since + _HOLDERS
-    if best is not None and (now is None or sum(best.values()) > sum(now.values())) and not waited:
-        turn.send(Wake(recovery.since + _HOLDERS))
+    is_newer = here is not None and (now is None or sum(here.values()) > sum(now.values()))
+    if is_newer and (now is None or not waited):
+        starting = named(query.nodes.keys() - query.ready)
+        _wait(turn, f"waiting for the agents of {starting}", recovery.since + _HOLDERS)
         return
-    if now is None or recovery.replays >= _REPLAYS:
-        if now is None and not waited and _versions(query, lost, _holders(query)) is not None:
-            turn.send(Wake(recovery.since + _HOLDERS))  # a holder that is gone may come back
-            return
-        _go_back(turn)
+    if now is not None and recovery.replays < _REPLAYS:
+        _make(turn, lost, now)
         return
-    _make(turn, lost, now)
+    known = _holders(query)
+    some_may_come = now is None and _versions(query, lost, known) is not None
+    absent = sorted(known - query.nodes.keys()) if some_may_come else []
+    if absent and query.now < recovery.since + DESERTED:
+        what = f"waiting for nodes {named(absent)}, which may hold backups"
+        _wait(turn, what, recovery.since + DESERTED)
+        return
+    reason = "what was sent to lost slices could not be replayed"
+    if now is None:
+        reason = "state and its backups were lost"
+    if absent:
+        reason += f"; nodes {named(absent)}, which may hold some, did not come back"
+    _go_back(turn, reason)
+
+
+def _go_back(turn: Turn, reason: str) -> None:
+    recovery = turn.query.recovery
+    assert recovery is not None
+    turn.forget(Owner.RECOVERY)
+    turn.change(recovery=None)
+    restart.begin(turn, reason, recovery.since)
+
+
+def _wait(turn: Turn, what: str, until: int) -> None:
+    """Let it be seen what is waited for, and look again then at the latest."""
+    recovery = turn.query.recovery
+    assert recovery is not None
+    turn.change(recovery=replace(recovery, waits_for=what))
+    if until > turn.query.now:
+        turn.send(Wake(until))
 
 
 def _holders(query: Query) -> frozenset[Host]:
@@ -185,52 +217,55 @@ def _holders(query: Query) -> frozenset[Host]:
     return frozenset(query.nodes).union(*(part.holders for part in parts))
 
 
-def _versions(query: Query, lost: list[Slice], nodes: frozenset[Host]) -> dict[str, Version] | None:
-    """The version at which the lost slices of each operator can be made, if all can.
+def _versions(
+    query: Query, lost: list[Slice], nodes: frozenset[Host]
+) -> dict[SliceId, Version] | None:
+    """The version at which each lost slice can be made, if all can.
 
     If an operator and one that receives its rows are both lost, the first makes these rows again.
     So it must not be made at a later version than the second. Rows sent up to the version must
-    not be needed.
+    not be needed. Slices of an operator that begin at the same version are replayed in one
+    job, so all of them begin at the oldest of their versions where all can.
     """
-    versions: dict[str, Version] = {}
+    versions: dict[SliceId, Version] = {}
+    oldest: dict[str, Version] = {}
     for name in reversed(list(query.operators)):
         mine = [each for each in lost if each.operator == name]
+        behind = [at for other, at in oldest.items() if name in query.operators[other].before]
+        upto = min([query.committed, *behind])
+        usable = query.usable(name, nodes)
+        found = {each.id: _newest(query, name, each.groups, usable, upto) for each in mine}
+        reached = [version for version in found.values() if version is not None]
+        if len(reached) < len(mine):
+            return None
         if not mine:
             continue
-        upto = query.committed
-        for behind, at in versions.items():
-            if name in query.operators[behind].before:
-                upto = min(upto, at)
-        usable = query.usable(name, nodes)
-        found = [query.inventory[name].newest(each.groups, usable, upto) for each in mine]
-        empty = NO_VERSION
-        if query.policies.begins_empty:
-            empty = query.trimmed.get(name, NO_VERSION)
-        at = min((empty if v is None else v for v in found), default=empty)
-        if at < query.committed and not query.policies.replays:
+        oldest[name] = min(reached)
+        if _newest(query, name, _groups(mine), usable, oldest[name]) == oldest[name]:
+            reached = [oldest[name]] * len(mine)
+        versions |= zip(found, reached, strict=True)
+        if oldest[name] < query.committed and not query.policies.replays:
             return None
-        if any(not _reaches(query, name, each, at, usable) for each in mine):
-            return None
-        versions[name] = at
     return versions
 
 
-def _reaches(
-    query: Query, name: str, each: Slice, version: Version, usable: frozenset[str]
-) -> bool:
-    if version < query.trimmed.get(name, NO_VERSION):
-        return False
-    if version == NO_VERSION or query.policies.begins_empty:
-        return True
-    reached = query.inventory[name].reach(usable).get(version)
-    return reached is not None and each.groups <= reached
+def _newest(
+    query: Query, name: str, groups: KeyGroups, usable: frozenset[str], upto: Version
+) -> Version | None:
+    """The newest version at which groups can be made, and from which they can be replayed."""
+    trimmed = query.trimmed.get(name, NO_VERSION)
+    found = query.inventory[name].newest(groups, usable, upto)
+    if found is None and (query.policies.begins_empty or trimmed == NO_VERSION):
+        return trimmed
+    return found if found is not None and found >= trimmed else None
 
 
-def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
+def _make(turn: Turn, lost: list[Slice], versions: dict[SliceId, Version]) -> None:
     query = turn.query
     routed = dict(query.routed)
     made: list[Slice] = []
-    for name in versions:
+    operators = list(dict.fromkeys(each.operator for each in lost))
+    for name in operators:
         mine = [each for each in lost if each.operator == name]
         instances = sorted({each.instance for each in mine})
         routing = query.routed[name].routing
@@ -238,19 +273,19 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
         after = routing.divided(whole, query.policies.parallelism) if whole else routing
         routed[name] = Routed(after, query.routed[name].hosts)
     hosts = _place(query, routed, lost)
-    for name in versions:
+    for name in operators:
         routed[name] = Routed(routed[name].routing, hosts[name])
         mine = [each for each in lost if each.operator == name]
-        gone, at = KeyGroups(), versions[name]
-        for each in mine:
-            gone = gone | each.groups
+        begin = {versions[each.id] for each in mine}
+        lots = {at: _groups(s for s in mine if versions[s.id] == at) for at in sorted(begin)}
         for instance, owned in enumerate(routed[name].routing.owners):
-            if owned & gone:
-                node, groups = hosts[name][instance], owned & gone
-                fresh = Slice(
-                    turn.slice_id(), name, instance, node, groups, Role.ARRIVING, at, base=at
-                )
-                made.append(fresh)
+            for at, gone in lots.items():
+                if owned & gone:
+                    node, groups = hosts[name][instance], owned & gone
+                    fresh = Slice(
+                        turn.slice_id(), name, instance, node, groups, Role.ARRIVING, at, base=at
+                    )
+                    made.append(fresh)
     turn.put(*made)
     recovery = turn.query.recovery
     assert recovery is not None
@@ -270,6 +305,13 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[str, Version]) -> None:
         can_be_made = each.groups <= made_of
         parts = inventory.recipe(each.groups, each.version, usable) if can_be_made else ()
         turn.order(Make(each, parts, each.version), Owner.RECOVERY)
+
+
+def _groups(slices: Iterable[Slice]) -> KeyGroups:
+    groups = KeyGroups()
+    for each in slices:
+        groups = groups | each.groups
+    return groups
 
 
 def _of(query: Query, operator: str, instance: int) -> list[Slice]:
@@ -329,11 +371,3 @@ def _switch(turn: Turn) -> None:
         replayed=query.committed - restored,
     )
     checkpoint.review(turn)
-
-
-def _go_back(turn: Turn) -> None:
-    turn.forget(Owner.RECOVERY)
-    turn.change(recovery=None)
-    restart.begin(
-        turn, "lost slices cannot be recovered: their backups or the rows to replay are lost too"
-    )

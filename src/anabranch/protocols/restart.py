@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from anabranch.errors import StateMissing
 from anabranch.protocols import checkpoint, move
+from anabranch.protocols.attempts import NONE_YET, Attempts
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
     Change,
@@ -25,9 +27,10 @@ from anabranch.protocols.model import (
     Routed,
     Slice,
     SliceId,
+    named,
 )
-from anabranch.protocols.orders import SECOND, Inspect, Make, Rewind, Wake, Withdraw
-from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.protocols.orders import SECOND, Inspect, Make, Publish, Rewind, Wake, Withdraw
+from anabranch.protocols.query import DESERTED, Outstanding, Owner, Query, Turn
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
@@ -36,10 +39,7 @@ _TABLES = 5 * SECOND
 _COMING = 30 * SECOND
 """So long nodes are waited for whose agents are being started, once another one is ready."""
 _HOLDERS = 30 * SECOND
-"""So long nodes are waited for that hold parts of newer versions."""
-_NODES = 120 * SECOND
-"""How long a restart waits for the first node."""
-_PAUSE = SECOND // 2
+"""So long nodes are waited for that hold parts of newer versions, if an older one can be used."""
 
 
 class Phase(Enum):
@@ -68,15 +68,21 @@ class Restart:
     start: Version = NO_VERSION
     made: tuple[Slice, ...] = ()
     routed: Mapping[str, Routed] = field(default_factory=dict)
+    attempts: Attempts = NONE_YET
     not_before: int = 0
     trusted: bool = True
     """Whether what was committed after the newest published version counts."""
+    rewinding: bool = False
+    """Whether a driver before began to take Spark back, and did not finish."""
+    waits_for: str | None = None
+    """The nodes that are waited for, though others are ready."""
 
     @property
     def change(self) -> Change:
         """The present step, the reason, and the start."""
         what = f"version {self.start}" if self.made else f"up to version {self.target}"
-        return Change("restart", what, self.why, self.phase.value, self.since)
+        step = self.waits_for or self.phase.value
+        return Change("restart", what, self.why, step, self.since)
 
 
 def take_over(turn: Turn, facts: Facts) -> None:
@@ -89,30 +95,36 @@ def take_over(turn: Turn, facts: Facts) -> None:
     turn.change(
         taken_over=query.now,
         routed=facts.routed,
-        slices=facts.slices if facts.noted == facts.arrangement else {},
-        arrangement=facts.arrangement,
+        # They are noted before any batch runs with them, and those of a later arrangement are none
+        # that a batch has run with. Whether they are at the last version is seen from the tables.
+        slices=facts.slices if facts.noted >= facts.arrangement else {},
+        arrangement=max(facts.noted, facts.arrangement),
         inventory=inventory,
         published=facts.published,
+        unreadable=facts.unreadable,
         committed=facts.committed,
         delivered=facts.delivered,
         oldest_offsets=facts.oldest_offsets,
-        restart=Restart(query.now, target, Phase.NODES, trusted=facts.trusted),
+        restart=Restart(
+            query.now, target, Phase.NODES, trusted=facts.trusted, rewinding=facts.rewinding
+        ),
     )
-    for wait in (_TABLES, _HOLDERS, _NODES):
+    for wait in (_TABLES, _HOLDERS, DESERTED):
         turn.send(Wake(query.now + wait))
 
 
-def begin(turn: Turn, reason: str) -> None:
-    """Roll a running query back to a published version."""
+def begin(turn: Turn, reason: str, since: int) -> None:
+    """Roll a running query back to a published version; nodes are waited for ``since`` then."""
     query = turn.query
     turn.tell("going back", reason=reason, committed=query.committed)
     target = Version(max(query.committed, query.delivered))
-    turn.forget(Owner.RECOVERY, Owner.CHECKPOINT, Owner.MERGE, Owner.MOVE)
+    turn.forget(Owner.RECOVERY, Owner.MERGE, Owner.MOVE)
     why = f"the query was rolled back to an earlier version: {reason}"
     move.abandon(turn, why)
     checkpoint.abandon(turn, why)
-    turn.change(restart=Restart(query.now, target, Phase.CHOOSE, reason), recovery=None)
-    turn.send(Wake(query.now + _HOLDERS))
+    turn.change(restart=Restart(since, target, Phase.CHOOSE, reason), recovery=None)
+    for wait in (_HOLDERS, DESERTED):
+        turn.send(Wake(since + wait))
     run(turn)  # nothing else may happen for long
 
 
@@ -121,20 +133,18 @@ def run(turn: Turn) -> None:
     query, restart = turn.query, turn.query.restart
     if restart is None or query.stopped or query.now < restart.not_before:
         return
-    if any(waiting.owner is Owner.RESTART for waiting in query.outstanding.values()):
-        return
+    if any(
+        waiting.owner is Owner.RESTART or isinstance(waiting.order, Publish)
+        for waiting in query.outstanding.values()
+    ):
+        return  # a version that is being published exists, or does not, before one is chosen
     if not query.ready:
-        if query.now >= restart.since + _NODES:
-            turn.stop(
-                "there has been no node for two minutes; start executors, then start the query "
-                "again"
-            )
-        turn.send(Wake(restart.since + _NODES))
+        turn.wait_for_any_node()
         return
-    coming = any(node.readiness is not Readiness.READY for node in query.nodes.values())
+    coming = sorted(node.host for node in query.nodes.values() if not node.is_ready)
     patience = min(query.nodes[host].probed_at for host in query.ready) + _COMING
     if coming and query.now < patience:
-        turn.send(Wake(patience))
+        _wait(turn, f"waiting for the agents of {named(coming)}", patience)
         return  # or all instances would be on the nodes that are quicker than the others
     if restart.phase is Phase.NODES:
         _look_for_tables(turn)
@@ -158,13 +168,13 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
                 turn.tell("checkpoint damaged", version=restart.start, reason=reason)
                 restart = replace(restart, damaged=restart.damaged | {restart.start})
                 turn.change(restart=restart)
-            _again(turn, reason)
+            _again(turn, reason, event)
         case Rewind(), Done():
             _finish(turn)
         case Rewind(), Failed(reason=reason, final=True):
-            turn.stop(reason, state_lost=True)
+            turn.stop(reason, StateMissing)
         case Rewind(), Failed(reason=reason):
-            _again(turn, reason)
+            _again(turn, reason, event)
 
 
 def node_lost(turn: Turn, host: Host) -> None:
@@ -174,21 +184,37 @@ def node_lost(turn: Turn, host: Host) -> None:
         _again(turn, f"node {host} was lost")
 
 
-def _again(turn: Turn, reason: str) -> None:
+def _again(turn: Turn, reason: str, failed: Failed | None = None) -> None:
+    """Begin again with what is known now; or stop, if an error comes back again and again."""
     restart = turn.query.restart
     assert restart is not None
-    turn.tell("restart failed", reason=reason, step=restart.phase.value)
     turn.forget(Owner.RESTART)
     turn.remove(frozenset(each.id for each in restart.made))
-    later = turn.query.now + _PAUSE
-    turn.change(restart=replace(restart, phase=Phase.CHOOSE, made=(), not_before=later))
+    attempts = restart.attempts.after(failed)
+    pause = None if attempts.over else attempts.pause / SECOND
+    turn.tell("restart failed", reason=reason, step=restart.phase.value, pause=pause)
+    later = turn.query.now + attempts.pause
+    restart = replace(
+        restart, phase=Phase.CHOOSE, made=(), attempts=attempts, not_before=later, waits_for=None
+    )
+    turn.change(restart=restart)
     turn.send(Wake(later))
+    attempts.stop_if_over(turn, "the restart")
+
+
+def _wait(turn: Turn, what: str, until: int) -> None:
+    """Let it be seen what is waited for, and look again then at the latest."""
+    restart = turn.query.restart
+    assert restart is not None
+    turn.change(restart=replace(restart, waits_for=what))
+    if until > turn.query.now:
+        turn.send(Wake(until))
 
 
 def _look_for_tables(turn: Turn) -> None:
     query, restart = turn.query, turn.query.restart
     assert restart is not None
-    if not query.operators and restart.trusted:
+    if not query.operators and restart.trusted and not restart.rewinding:
         turn.change(restart=None, committed=restart.target)
         return
     had = {each.node for each in query.slices.values()}
@@ -227,6 +253,7 @@ def _use_tables(turn: Turn) -> None:
             trimmed=dict.fromkeys(query.operators, restart.target),
             slices={i: replace(each, base=None) for i, each in query.slices.items()},
         )
+        _withdraw_after(turn, restart.target)
         checkpoint.review(turn)
     else:
         turn.change(restart=replace(restart, phase=Phase.CHOOSE))
@@ -237,22 +264,48 @@ def _choose(turn: Turn) -> None:
     query, restart = turn.query, turn.query.restart
     assert restart is not None
     now = _newest(query, restart, query.ready)
+    here = _newest(query, restart, frozenset(query.nodes))
     best = _newest(query, restart, None)
-    waited = query.now >= restart.since + _HOLDERS
-    if _version(best) > _version(now) and not waited:
-        turn.send(Wake(restart.since + _HOLDERS))
-        return
     start = _version(now)
-    if start + 1 < query.oldest and start < restart.target and restart.trusted:
-        turn.stop(
-            f"the state of version {restart.target} is lost; the newest checkpoint is of version "
-            f"{start}, and Spark's log no longer has the offsets of batches {start + 1} to "
-            f"{query.oldest - 1} after it. Checkpoint more often, or raise "
-            "spark.sql.streaming.minBatchesToRetain",
-            state_lost=True,
-        )
+    lost = start + 1 < query.oldest and start < restart.target and restart.trusted
+    if _version(here) > start:
+        # They are there, or are seen to be gone once their agents did not start.
+        starting = named(query.nodes.keys() - query.ready)
+        _wait(turn, f"waiting for the agents of {starting}, which hold a newer version",
+              restart.since + _HOLDERS)  # fmt: skip
+        return
+    absent = _absent(query, best)
+    until = restart.since + (DESERTED if lost or now is None else _HOLDERS)
+    if _version(best) > start and query.now < until:
+        _wait(turn, f"waiting for {absent}, which hold a newer version", until)
+        return
+    if lost:
+        turn.stop(_lost(query, restart.target, now, best), StateMissing)
         return
     _make(turn, now)
+
+
+def _absent(query: Query, published: Published | None) -> str:
+    """The nodes that are not there and hold parts of a version."""
+    parts = () if published is None else (p for of in published.parts.values() for p in of)
+    holders = frozenset(holder for part in parts for holder in part.holders)
+    return "nodes " + named(holders - query.nodes.keys())
+
+
+def _lost(query: Query, target: Version, now: Published | None, best: Published | None) -> str:
+    """That no version can be had from which all later batches can be run again."""
+    start = _version(now)
+    said = (
+        f"the state of version {target} is lost; the newest checkpoint is of version {start}, and "
+        f"Spark's log no longer has the offsets of batches {start + 1} to {query.oldest - 1} after "
+        "it. "
+    )
+    if _version(best) > start:
+        return said + (
+            f"Checkpoint {_version(best)} is held by {_absent(query, best)}, which did not come: "
+            "start executors there, and the query again"
+        )
+    return said + "Checkpoint more often, or raise spark.sql.streaming.minBatchesToRetain"
 
 
 def _newest(query: Query, restart: Restart, nodes: frozenset[Host] | None) -> Published | None:
@@ -287,7 +340,14 @@ def _make(turn: Turn, published: Published | None) -> None:
         for instance, groups in enumerate(of.routing.owners)
     ]  # fmt: skip
     turn.change(
-        restart=replace(restart, phase=Phase.MAKE, start=start, made=tuple(made), routed=routed)
+        restart=replace(
+            restart,
+            phase=Phase.MAKE,
+            start=start,
+            made=tuple(made),
+            routed=routed,
+            waits_for=None,
+        )
     )
     turn.put(*made)
     for each in made:
@@ -297,6 +357,8 @@ def _make(turn: Turn, published: Published | None) -> None:
             names = frozenset(part.name for part in inventory.parts)
             parts = inventory.recipe(each.groups, start, names)
         turn.order(Make(each, parts, start), Owner.RESTART)
+    if not made:
+        _made(turn)  # a query without operators
 
 
 def _made(turn: Turn) -> None:
@@ -308,7 +370,9 @@ def _made(turn: Turn) -> None:
         # Nothing later counts, and results of later batches are taken back.
         restart = replace(restart, target=restart.start)
         turn.change(restart=restart, delivered=restart.start)
-    if restart.start < restart.target or not restart.trusted:
+    # None that is newer may be there once Spark's logs are cut: a driver could not go on from it.
+    _withdraw_after(turn, restart.start)
+    if restart.start < restart.target or not restart.trusted or restart.rewinding:
         # The batch that Spark wants is one of those it will want again.
         turn.change(restart=replace(restart, phase=Phase.REWIND), batch=None)
         turn.order(Rewind(restart.start, restart.target, turn.fence()), Owner.RESTART)
@@ -322,23 +386,31 @@ def _finish(turn: Turn) -> None:
     mine = {each.id for each in restart.made}
     turn.remove(frozenset(query.slices.keys() - mine))
     turn.put(*(replace(each, role=Role.SERVING) for each in restart.made))
-    later = tuple(p.version for p in query.published if p.version > restart.start)
-    published = tuple(p for p in query.published if p.version <= restart.start)
-    if later:
-        turn.send(Withdraw(later, ()))
     turn.change(
         restart=None,
         suspects=frozenset(),
         committed=restart.start,
         delivered=Version(max(restart.target, query.delivered)),
         oldest_offsets=query.oldest,
-        published=published,
-        inventory=_inventory(query, published),
+        inventory=_inventory(query, query.published),
         trimmed=dict.fromkeys(query.operators, restart.start),
     )
     turn.arrange(restart.routed)
     turn.tell("restarted", start=restart.start, target=restart.target)
     checkpoint.review(turn)
+
+
+def _withdraw_after(turn: Turn, version: Version) -> None:
+    """Delete the manifests of all later versions, those that cannot be read among them."""
+    query = turn.query
+    later = [p.version for p in query.published if p.version > version]
+    later += [each for each in query.unreadable if each > version]
+    if later:
+        turn.send(Withdraw(tuple(sorted(later)), ()))
+    turn.change(
+        published=tuple(p for p in query.published if p.version <= version),
+        unreadable=tuple(each for each in query.unreadable if each <= version),
+    )
 
 
 def _inventory(query: Query, published: tuple[Published, ...]) -> dict[str, Inventory]:

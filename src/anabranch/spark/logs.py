@@ -218,6 +218,12 @@ class SparkLogs:
             flush(_sums_path(path))
             flush(posixpath.dirname(path))
 
+    def extend(self, offsets: Mapping[Version, str]) -> None:
+        """Plan batches with these offsets where the log does not have them."""
+        planned = self.planned()
+        for version in sorted(offsets.keys() - set(planned)):
+            self.put_offsets(version, offsets[version])
+
     def forget_after(self, version: Version) -> None:
         """Cut the logs, so that this is the last batch that Spark planned and committed."""
         for log in ("commits", "offsets"):
