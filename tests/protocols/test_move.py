@@ -89,6 +89,24 @@ def test_until_the_switch_rows_go_where_they_went() -> None:
     assert order.arrangement != orders[-1].arrangement
 
 
+def test_a_slice_stands_by_from_when_it_has_a_table_until_it_serves() -> None:
+    play = running()
+    play.hold(o.Make, o.Replay)
+    command = play.command(Scale, "op", 4)
+    play.batches(6)
+    made = play.waiting(o.Make)
+    targets = [order.slice.id for order in made]
+    assert targets
+    assert {play.query.slices[i].role for i in targets} == {Role.ARRIVING}
+    for order in made:
+        play.finish(order)
+    assert {play.query.slices[i].role for i in targets} == {Role.STANDBY}
+    assert groups_of(play.slices) == EVERYTHING, "those that stand by do not serve yet"
+    play.let_go(o.Replay)
+    until_done(play, command)
+    assert {play.query.slices[i].role for i in targets} == {Role.SERVING}
+
+
 def test_the_stream_is_held_for_the_last_changes_alone() -> None:
     play = running()
     play.hold(o.Make, o.Replay)

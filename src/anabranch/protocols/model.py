@@ -27,8 +27,9 @@ class Role(Enum):
 
     SERVING = "serving"
     ARRIVING = "arriving"
+    """Its table is being made."""
     STANDBY = "standby"
-    LEAVING = "leaving"
+    """It has a table, which follows the stream until rows are routed to it."""
 
 
 @dataclass(frozen=True, slots=True)

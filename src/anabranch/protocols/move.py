@@ -625,7 +625,7 @@ def _replay(turn: Turn, moving: Move) -> None:
 
 def _reached(turn: Turn, moving: Move, which: SliceId, version: Version, *, clean: bool) -> None:
     targets = tuple(
-        replace(each, version=version, base=version if clean else each.base)
+        replace(each, role=Role.STANDBY, version=version, base=version if clean else each.base)
         if each.id == which
         else each
         for each in moving.targets
