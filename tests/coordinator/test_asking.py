@@ -184,6 +184,15 @@ def test_a_driver_drops_what_it_found_and_did_not_make(place: Place) -> None:
     assert not place.path(each).exists()
 
 
+def test_a_node_says_under_which_fence_its_captures_were_written(place: Place) -> None:
+    each = a_slice(2)
+    place.asking.make(o.Make(each, (), NO_VERSION))
+    captured = place.capture(each, -1)
+    half = Path(captured.file).with_name(".77-op-0-1-2.arrow.half")
+    half.touch()
+    assert place.asking.inspect(HERE).files == {captured.file: 1 << 40, str(half): 77}
+
+
 def test_a_prepared_node_refuses_the_driver_before(place: Place) -> None:
     each = a_slice(2)
     place.asking.make(o.Make(each, (), NO_VERSION))

@@ -2,18 +2,30 @@
 
 import shutil
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
 
-from anabranch.errors import Deposed, DidNotHappen, MayHaveHappened, QueryFailed, StateFull
+from anabranch.errors import (
+    Deposed,
+    DidNotHappen,
+    MayHaveHappened,
+    QueryFailed,
+    StateFull,
+    StateMissing,
+)
+from anabranch.nodes.captures import CAPTURES
 from anabranch.nodes.local import TABLES
+from anabranch.protocols.events import ReadState
 from anabranch.worker import slices as worker
-from coordinator.mini import KEYS, QUERY, Mini, expected, results
+from coordinator.mini import KEYS, PATIENCE, QUERY, Killed, Mini, expected, results
 
 
 @pytest.fixture
@@ -40,6 +52,15 @@ def check_stored(mini: Mini) -> int:
     version, stored = mini.stored()
     assert stored == state_of(mini, version)
     return version
+
+
+def wait_until(so: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """Wait for what other threads do."""
+    until = time.monotonic() + seconds
+    while not so():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not so after {seconds:g} s")
+        time.sleep(0.01)
 
 
 def check_results(mini: Mini) -> None:
@@ -132,6 +153,49 @@ def test_tables_that_are_lost_while_it_runs_are_made_anew(
     check_results(query)
     assert query.told("going back")
     assert query.failure is None
+
+
+def test_what_a_driver_that_was_killed_has_captured_is_dropped(query: Mini, tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / QUERY / CAPTURES
+    for _ in range(3):
+        query.step()
+
+    def step() -> None:
+        with suppress(Killed, QueryFailed):
+            query.step()
+
+    # The process is gone before its node has stored what the batches captured.
+    with mock.patch.object(query.assembly.asking, "store", side_effect=Killed):
+        stepping = threading.Thread(target=lambda: [step() for _ in range(2)])
+        stepping.start()
+        wait_until(lambda: folder.is_dir() and len(list(folder.iterdir())) == 2)
+        query.end(killed=True)
+    stepping.join(PATIENCE)
+    left = set(folder.iterdir())
+    again = Mini(query.disk, tmp_path / "memory", None, every=1)
+    again.start()
+    try:
+        wait_until(lambda: not left & set(folder.iterdir()))
+        again.step()
+        wait_until(lambda: not any(folder.iterdir()))
+        check_results(again)
+    finally:
+        again.end(killed=True)
+
+
+def test_a_read_leaves_no_files(query: Mini, tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / QUERY / CAPTURES
+    query.step()
+    loop, asking = query.assembly.loop, query.assembly.asking
+    number, found = loop.command(lambda number: ReadState(number, "op"))
+    first, second = found.result(PATIENCE)
+    assert asking.fetch(first).size > 0
+    Path(second.file).unlink()
+    with pytest.raises(StateMissing, match="there is no capture"):
+        asking.fetch(second)
+    query.step()  # for which the read is not waited
+    loop.give_up(number)
+    wait_until(lambda: not any(folder.iterdir()))
 
 
 def test_tables_in_place_are_used_by_the_next_driver(query: Mini, tmp_path: Path) -> None:

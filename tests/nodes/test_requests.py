@@ -68,6 +68,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
                 "base": None, "fence": 0},
     "inspect": {"layouts": {"counter/0-0": WRITTEN}},
     "drop": {"epoch": 1, "tables": ["counter/0-0"], "captures": ["captures/a.arrow"]},
+    "captures": {},
     "fetch": {"file": "captures/a.arrow"},
     "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/", "holders": []},
     "merge": {**BACKED, "schema": SCHEMA, "parts": [HELD], "groups": "0-7", "version": 1,

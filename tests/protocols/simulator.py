@@ -27,6 +27,7 @@ from anabranch.protocols.events import (
     BatchCommitted,
     BatchFailed,
     Cause,
+    Command,
     Done,
     Event,
     Failed,
@@ -34,6 +35,7 @@ from anabranch.protocols.events import (
     Inspected,
     NodeCame,
     NodeLost,
+    ReadState,
     Rebalance,
     Scale,
     SliceReport,
@@ -411,7 +413,8 @@ class Driver:
     def inspect(self, host: Host) -> Inspected:
         machine = self.simulation.world.machines[host]
         tables = {i: table.reachable() for i, table in machine.tables.items()}
-        return Inspected(tables, frozenset(machine.vault))
+        files = {name: file.fence for name, file in machine.files.items()}
+        return Inspected(tables, frozenset(machine.vault), files)
 
     def effect(self, order: Any) -> object:
         world = self.simulation.world
@@ -432,7 +435,7 @@ class Driver:
                 wanted = {each.id for each in slices}
                 found = self.inspect(host)
                 tables = {i: v if i in wanted else frozenset() for i, v in found.tables.items()}
-                return Inspected(tables, found.parts)
+                return Inspected(tables, found.parts, found.files)
             case o.Publish(published):
                 self.check_epoch()
                 world.durable.manifests[published.version] = published
@@ -730,11 +733,29 @@ class Simulation:
         )
 
     def is_tidy(self) -> bool:
-        """Whether no instance has too many slices, and nothing is left of those that are gone."""
+        """Whether no instance has too many slices, and nothing is left that nobody needs."""
         query = self.driver.query
         slices = Counter((s.operator, s.instance) for s in serving(query.slices.values()))
         return max(slices.values(), default=0) <= self.plan.most_slices and all(
-            machine.tables.keys() <= query.slices.keys() for machine in self.world.machines.values()
+            machine.tables.keys() <= query.slices.keys()
+            and all(self.is_needed(name, file) for name, file in machine.files.items())
+            for machine in self.world.machines.values()
+        )
+
+    def is_needed(self, name: str, file: File) -> bool:
+        """Whether a captured file is to be stored or read, or is of a batch that runs."""
+        query = self.driver.query
+        if any(r.handed_out and any(c.file == name for c in r.captured) for r in query.reads):
+            return True
+        if query.batch is not None and query.batch.fence == file.fence:
+            return True
+        orders = [waiting.order for waiting in query.outstanding.values()]
+        return any(
+            order.captured.file == name
+            if isinstance(order, o.Store)
+            else (order.fence, order.slice.id) == (file.fence, file.slice)
+            for order in orders
+            if isinstance(order, o.Store | o.Capture)
         )
 
     def _why(self) -> str:
@@ -768,6 +789,9 @@ class Simulation:
             if newest < result:
                 raise Violation(f"checkpoint {result} ended well, the newest one is {newest}")
         self.ended[command] = error
+        if isinstance(driver.commands.get(command), ReadState):
+            # Whoever reads takes some time for it.
+            driver.after(self.chance.random() * 200, lambda: driver.take(GiveUp(command)))
 
     def stopped(self, driver: Driver, reason: str) -> None:
         driver.dead = True
@@ -804,6 +828,11 @@ class Simulation:
                 named = {part.name for of in manifest.parts.values() for part in of}
                 if named & gone:
                     raise Violation(f"{order}: version {manifest.version} needs {named & gone}")
+        elif isinstance(order, o.Drop) and self.is_current(driver):
+            for name in order.files:
+                file = self.world.machines[order.host].files.get(name)
+                if file is not None and self.is_needed(name, file):
+                    raise Violation(f"{order}: {name} is still needed")
         elif isinstance(order, o.Publish):
             known = {p.name for of in driver.query.inventory.values() for p in of.parts}
             named = {p.name for of in order.published.parts.values() for p in of}
@@ -847,12 +876,13 @@ class Simulation:
         if open_ and chance.random() < 0.3 and not (self.driver.dead or self.driver.paused):
             self.driver.take(GiveUp(chance.choice(open_)))
             return
-        event: Scale | Rebalance | TakeCheckpoint = chance.choice(
+        event: Command = chance.choice(
             [
                 Scale(number, name, chance.randint(1, self.plan.groups)),
                 Scale(number, name, chance.randint(1, 3)),
                 Rebalance(number),
                 TakeCheckpoint(number),
+                ReadState(number, name),
             ]
         )
         if self.driver.dead or self.driver.paused or not self.driver.started:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch.protocols import batches, checkpoint, move, nodes, query, recover, restart
+from anabranch.protocols.events import Inspected
 from anabranch.protocols.model import NO_GROUPS, Inventory, serving
 from anabranch.protocols.query import Turn
 from protocols.simulator import AtPeers, InStore, Plan, Simulation, fails, shrink
@@ -147,6 +148,19 @@ def _believe_in_nodes_that_are_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nodes, "remove", lambda turn, host: None)
 
 
+def _leave_captured_files(patch: pytest.MonkeyPatch) -> None:
+    original = nodes._drop_strangers
+
+    def drop(turn: Turn, host: str, found: Inspected) -> None:
+        original(turn, host, replace(found, files={}))
+
+    patch.setattr(nodes, "_drop_strangers", drop)
+
+
+def _drop_files_of_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(nodes, "_wanted_files", lambda query, found: frozenset())
+
+
 BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     _give_all_orders_one_fence,
     _switch_before_the_last_changes,
@@ -161,6 +175,8 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     _forget_what_must_be_shed,
     _withdraw_what_is_needed,
     _never_ask_whether_agents_answer,
+    _leave_captured_files,
+    _drop_files_of_what_is_under_way,
 ]
 
 

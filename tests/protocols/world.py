@@ -126,6 +126,10 @@ class File:
 
     content: Content
     damaged: bool = False
+    fence: int = 0
+    """Under which it was captured."""
+    slice: SliceId | None = None
+    """Of which it was captured."""
 
 
 @dataclass
@@ -288,7 +292,9 @@ class World:
         table.version, table.base, table.changed = order.upto, order.upto, set()
         table.fence, table.before = order.fence, None
 
-    def captured(self, each: Slice, wanted: CaptureWanted, version: Version) -> Captured:
+    def captured(
+        self, each: Slice, wanted: CaptureWanted, version: Version, fence: int
+    ) -> Captured:
         machine, table = self.machines[each.node], self.table(each)
         if machine.full:
             raise Trouble("the disk is full")
@@ -296,7 +302,8 @@ class World:
             raise Violation(f"{wanted}: the table knows changes since {table.base}")
         chosen = [g for g in wanted.groups if wanted.base is None or g in table.changed]
         name = f"file-{self.number()}"
-        machine.files[name] = File({g: table.content.get(g, 0) for g in chosen})
+        content = {g: table.content.get(g, 0) for g in chosen}
+        machine.files[name] = File(content, fence=fence, slice=each.id)
         if wanted.clean:
             table.base, table.changed = version, set()
         return Captured(
@@ -310,7 +317,7 @@ class World:
             raise TableFenced("a newer attempt has taken over")
         table.bring_to(order.version)
         table.fence = order.fence
-        return self.captured(order.slice, order.wanted, order.version)
+        return self.captured(order.slice, order.wanted, order.version, order.fence)
 
     def store(self, order: Store) -> Part:
         captured = order.captured
@@ -360,7 +367,7 @@ class World:
         if wanted is None:
             return None
         try:
-            return self.captured(each, wanted, version)
+            return self.captured(each, wanted, version, fence)
         except Trouble as trouble:
             return str(trouble)
 

@@ -35,6 +35,7 @@ from anabranch.errors import (
     StoreError,
 )
 from anabranch.nodes import requests
+from anabranch.nodes.captures import fence_of
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import CaptureFile, Epoch, Instance, OperatorName, Request, TableName
 from anabranch.protocols import orders
@@ -162,7 +163,9 @@ class Asking:
         tables = self.nodes.ask(host, request, Deadline(_SHORT))
         self._tables.update({slice_of(table): table for table in tables})
         found = {slice_of(table): frozenset(versions) for table, versions in tables.items()}
-        return Inspected(found, self.nodes.held(host))
+        files = self.nodes.ask(host, requests.Captures(), Deadline(_SHORT))
+        fences = {str(file): fence_of(file) for file in files}
+        return Inspected(found, self.nodes.held(host), fences)
 
     def drop(self, order: orders.Drop) -> None:
         """Delete tables and captured files on a node."""
@@ -186,12 +189,9 @@ class Asking:
         self.nodes.ask(host, request, Deadline(_SHORT))
 
     def fetch(self, captured: Captured) -> pa.Buffer:
-        """Read a captured file, then delete it."""
-        file = CaptureFile(captured.file)
-        data = self.nodes.ask(captured.node, requests.Fetch(file=file), Deadline(_LONG))
-        request = requests.Drop(epoch=self.epoch, captures=(file,))
-        self.nodes.ask(captured.node, request, Deadline(_SHORT))
-        return data
+        """Read a captured file."""
+        request = requests.Fetch(file=CaptureFile(captured.file))
+        return self.nodes.ask(captured.node, request, Deadline(_LONG))
 
     def _ask(self, host: Host, request: Request[A], order: orders.Answered) -> A:
         return self.nodes.ask(host, request, Deadline(patience(order) / SECOND))

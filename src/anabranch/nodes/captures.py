@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from anabranch.errors import PlanError, Refused, StateFull
@@ -14,6 +16,9 @@ CAPTURES = "captures"
 SPILLED = "captures"
 OF = ".of"
 """A file beside captures on a disk: the folder of the state that they are of."""
+
+_NAMED = re.compile(r"\.?(?P<fence>\d{1,19})-(?P<what>.*)", re.DOTALL)
+"""The name of a capture, or of one that is being written, which begins with a dot."""
 
 
 def spilled(root: Path) -> Path:
@@ -40,15 +45,39 @@ def own_capture(root: Path, file: str) -> Path:
     )
 
 
-def write_capture(taken: Capture, root: Path, name: str) -> Path:
+def fence_of(file: str) -> int:
+    """The fence under which a capture was written.
+
+    >>> fence_of("/dev/shm/anabranch-0/0123456789ab/captures/1099511627779-op-4-1-2.arrow")
+    1099511627779
+    """
+    named = _NAMED.fullmatch(Path(file).name)
+    return 0 if named is None else int(named["fence"])
+
+
+def captures_of(root: Path) -> Iterator[Path]:
+    """The captures of a query's state, those that are being written among them."""
+    for folder in capture_folders(root):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name != OF and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def write_capture(taken: Capture, root: Path, what: str, fence: int) -> Path:
     """Write a capture to a file beside the tables, or on a disk if it does not fit there.
 
-    StateFull if neither has room; no file is left then.
+    ``what`` names the rows. Files of earlier attempts, with lower fences, to capture the same rows
+    are deleted. StateFull if neither folder has room; no file is left then.
     """
+    leaf = f"{what}.arrow"
+    for before in list(captures_of(root)):
+        named = _NAMED.fullmatch(before.name)
+        if named is not None and named["what"] == leaf and int(named["fence"]) < fence:
+            before.unlink(missing_ok=True)
     failures: list[str] = []
     for folder in capture_folders(root):
         try:
-            path = _made(folder, root) / name
+            path = _made(folder, root) / f"{fence}-{leaf}"
             save(taken, path)
         except (OSError, PlanError) as error:
             failures.append(f"{folder}: {error}")

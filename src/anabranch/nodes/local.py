@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from anabranch.errors import CheckpointError, Fenced, Refused, StateError, StateLocked, StateMissing
-from anabranch.nodes.captures import own_capture, write_capture
+from anabranch.nodes.captures import captures_of, own_capture, write_capture
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import (
@@ -21,6 +21,7 @@ from anabranch.nodes.requests import (
     Backed,
     Capture,
     CaptureFile,
+    Captures,
     Change,
     Drop,
     Fetch,
@@ -79,6 +80,7 @@ class LocalNode:
             Make: self._make,
             Advance: self._advance,
             Capture: self._capture,
+            Captures: self._captures,
             Inspect: self._inspect,
             Drop: self._drop,
             Fetch: self._fetch,
@@ -155,7 +157,11 @@ class LocalNode:
                 groups=request.groups,
                 base=request.base,
             )
-        return CaptureFile(str(write_capture(taken, self._root, f"{uuid.uuid4().hex}.arrow")))
+        path = write_capture(taken, self._root, uuid.uuid4().hex, request.fence)
+        return CaptureFile(str(path))
+
+    def _captures(self, request: Captures, deadline: Deadline) -> tuple[CaptureFile, ...]:
+        return tuple(CaptureFile(str(path)) for path in sorted(captures_of(self._root)))
 
     def _inspect(
         self, request: Inspect, deadline: Deadline

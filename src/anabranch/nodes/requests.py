@@ -178,6 +178,11 @@ class Drop(Change[None]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Captures(Request[tuple[CaptureFile, ...]]):
+    """The capture files that there are, those that are just being written among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fetch(Request[pa.Buffer]):
     """The bytes of a capture file."""
 

@@ -134,6 +134,8 @@ class Inspected:
     """Its tables, and the versions that each can be brought to."""
     parts: frozenset[str] = frozenset()
     """The names of the parts that it holds."""
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Its captured files, and the fence under which each was written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from anabranch.protocols.orders import (
     Order,
     OrderId,
     Prepare,
-    Store,
     Withdraw,
 )
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn, node_of
@@ -82,6 +81,7 @@ def _take(turn: Turn, event: Event) -> None:
         case GiveUp(command):
             move.give_up(turn, command)
             checkpoint.give_up(turn, command)
+            read.give_up(turn, command)
         case TimePassed():
             pass
 
@@ -136,8 +136,7 @@ def _drop_unwanted(turn: Turn, event: Done | Failed) -> None:
     query = turn.query
     match event:
         case Done(answer=Captured(file, node=host)) if host in query.nodes:
-            orders = [waiting.order for waiting in query.outstanding.values()]
-            if not any(isinstance(each, Store) and each.captured.file == file for each in orders):
+            if file not in query.named_files:
                 turn.send(Drop(host, files=(file,)))
         case Done(answer=Part() as part) if not query.knows(part):
             turn.send(Withdraw((), (part,)))

@@ -12,8 +12,16 @@ from dataclasses import replace
 
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import Host, Node, Readiness, instances_of, serving
-from anabranch.protocols.orders import SECOND, AskNodes, Drop, Inspect, Prepare, Wake
-from anabranch.protocols.query import PROBE, Outstanding, Owner, Turn, node_of
+from anabranch.protocols.orders import (
+    SECOND,
+    AskNodes,
+    Capture,
+    Drop,
+    Inspect,
+    Prepare,
+    Wake,
+)
+from anabranch.protocols.query import PROBE, Outstanding, Owner, Query, Turn, node_of
 
 _TRIES = 3
 _PAUSE = 1 * SECOND
@@ -82,10 +90,25 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
-    """Drop the tables on a node that belong to no slice."""
-    strangers = found.tables.keys() - turn.query.slices.keys()
-    if strangers and turn.query.restart is None:
-        turn.send(Drop(host, tuple(sorted(strangers))))
+    """Drop the tables on a node that belong to no slice, and the captured files nobody needs."""
+    query = turn.query
+    tables = found.tables.keys() - query.slices.keys() if query.restart is None else ()
+    files = found.files.keys() - _wanted_files(query, found)
+    if tables or files:
+        turn.send(Drop(host, tuple(sorted(tables)), tuple(sorted(files))))
+
+
+def _wanted_files(query: Query, found: Inspected) -> frozenset[str]:
+    """The captured files that somebody names, or may yet name: they are of what is under way.
+
+    Whatever is captured later than these are seen has a higher fence than all that is under way.
+    """
+    orders = [waiting.order for waiting in query.outstanding.values()]
+    fences = [order.fence for order in orders if isinstance(order, Capture)]
+    if query.batch is not None and query.batch.fence is not None:
+        fences.append(query.batch.fence)
+    under_way = (file for file, fence in found.files.items() if fences and fence >= min(fences))
+    return query.named_files.union(under_way)
 
 
 def unreachable(turn: Turn, host: Host) -> None:

@@ -206,7 +206,7 @@ class Query:
     def changes(self) -> tuple[Change, ...]:
         """The operations in progress, of all protocols."""
         found = [moving.change for moving in self.moves.values()]
-        found += [each.change for each in self.reads]
+        found += [each.change for each in self.reads if not each.handed_out]
         found += [node.change for node in self.nodes.values() if not node.is_ready]
         if self.recovery is not None:
             found.append(self.recovery.change)
@@ -239,6 +239,13 @@ class Query:
         """
         hosts = frozenset(self.nodes) if nodes is None else nodes
         return self.inventory[operator].usable(self.policies.backup, hosts)
+
+    @property
+    def named_files(self) -> frozenset[str]:
+        """The captured files that are being stored, or read."""
+        orders = [waiting.order for waiting in self.outstanding.values()]
+        stored = [order.captured.file for order in orders if isinstance(order, Store)]
+        return frozenset([*stored, *(c.file for each in self.reads for c in each.captured)])
 
     def knows(self, part: Part) -> bool:
         """Whether a part is in the inventory, or named by a published version."""
@@ -363,6 +370,7 @@ class Turn:
             return
         self.change(stopped=reason)
         commands = [each.command for each in (*query.waiting, *query.moves.values())]
+        commands += [each.command for each in query.reads if not each.handed_out]
         if query.checkpoints is not None:
             commands += query.checkpoints.open
         for command in commands:

@@ -1,6 +1,7 @@
 """Reads: the user reads the state of an operator between two batches.
 
 The rows of its slices are captured while the stream is held. The answer names the captured files.
+Whoever reads them gives the command up afterwards, and the files are deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Read:
     since: int = 0
     attempts: int = 0
     under_way: bool = False
+    handed_out: bool = False
+    """Whether the files are being read."""
     captured: tuple[Captured, ...] = ()
     failure: str | None = None
 
@@ -41,7 +44,7 @@ def want(turn: Turn, event: ReadState) -> None:
 
 def holds(query: Query) -> bool:
     """Whether the stream is held for a read."""
-    return bool(query.reads)
+    return any(not each.handed_out for each in query.reads)
 
 
 def look(turn: Turn) -> None:
@@ -50,7 +53,7 @@ def look(turn: Turn) -> None:
     if query.running or query.suspects or query.recovery or query.restart or query.stopped:
         return
     for each in query.reads:
-        if each.under_way:
+        if each.under_way or each.handed_out:
             continue
         _put(turn, replace(each, under_way=True, attempts=each.attempts + 1, captured=()))
         fence = turn.fence()
@@ -64,7 +67,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     """The answer to an order of a read."""
     each = next((r for r in turn.query.reads if r.command == waiting.command), None)
     if each is None:
-        return
+        return  # it was given up
     match event:
         case Done(answer=Captured() as captured):
             each = replace(each, captured=(*each.captured, captured))
@@ -89,9 +92,27 @@ def _drop(turn: Turn, each: Read) -> None:
             turn.send(Drop(captured.node, files=(captured.file,)))
 
 
+def give_up(turn: Turn, command: CommandId) -> None:
+    """Nobody reads any more what was, or would be, captured for a command."""
+    for each in turn.query.reads:
+        if each.command == command:
+            _drop(turn, each)
+            _remove(turn, each)
+            if not each.handed_out:
+                turn.forget(Owner.READ, command=command)
+                turn.end(command, "the command was given up by whoever gave it")
+
+
 def _end(turn: Turn, each: Read) -> None:
-    turn.change(reads=tuple(r for r in turn.query.reads if r.command != each.command))
+    if each.failure is None:
+        _put(turn, replace(each, handed_out=True))
+    else:
+        _remove(turn, each)
     turn.end(each.command, each.failure, each.captured)
+
+
+def _remove(turn: Turn, each: Read) -> None:
+    turn.change(reads=tuple(r for r in turn.query.reads if r.command != each.command))
 
 
 def _put(turn: Turn, each: Read) -> None:

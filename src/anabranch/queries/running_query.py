@@ -133,9 +133,12 @@ class RunningQuery:
         """The same as :meth:`state`, as an Arrow table with the types of the state."""
         self._check_operator(operator)
         self._check_outside("the state of the query")
-        _, found = self._parts.loop.command(lambda number: ReadState(number, operator))
-        captured: tuple[Captured, ...] = found.result()
-        data = [self._parts.asking.fetch(each) for each in captured]
+        number, found = self._parts.loop.command(lambda number: ReadState(number, operator))
+        try:
+            captured: tuple[Captured, ...] = found.result()
+            data = [self._parts.asking.fetch(each) for each in captured]
+        finally:
+            self._parts.loop.give_up(number)  # nobody needs the files any more
         return state_rows([read(each, name=operator) for each in data])
 
     def memory(self, name: str) -> DataFrame:

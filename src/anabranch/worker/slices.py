@@ -138,7 +138,8 @@ class Slice:
         taken = capture(table, operator, instance, groups=order.groups, base=base, whole=whole)
         leaf = self.order.table.rpartition("/")[2]
         try:
-            path = write_capture(taken, root, f"{operator}-{self.context.version}-{leaf}.arrow")
+            what = f"{operator}-{self.context.version}-{leaf}"
+            path = write_capture(taken, root, what, table.fence)
         except StateFull as error:
             # The rows stay marked as changed, and the batch goes on without the checkpoint.
             return None, None, str(error)
