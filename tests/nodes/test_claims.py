@@ -17,7 +17,7 @@ import pytest
 from anabranch import boot
 from anabranch.errors import PlanError
 from anabranch.nodes import claims, folders
-from anabranch.nodes.claims import ALIVE, HOSTS, Claim, try_alone
+from anabranch.nodes.claims import ALIVE, ALONE, HOSTS, Claim, try_alone
 from anabranch.nodes.folders import BACKUPS, VARIABLE, StateRoot
 
 QUERY = "0123456789ab"
@@ -71,6 +71,26 @@ def test_a_folder_is_held_until_its_process_dies(tmp_path: Path) -> None:
     fd = try_alone(tmp_path / QUERY / ALIVE)
     assert fd is not None
     os.close(fd)
+
+
+def test_one_driver_uses_the_state_of_a_query(tmp_path: Path) -> None:
+    """Two with copies of one checkpoint folder, of which neither sees the other one."""
+    code = "import os\nfrom anabranch.nodes.claims import Claim\n"
+    code += "from anabranch.nodes.folders import StateRoot\n"
+    code += "claim = Claim.of(StateRoot(sys.argv[2], sys.argv[1]))\n"
+    code += "claim.hold_alone('/one/ck')"
+    with Claim.of(StateRoot(QUERY, str(tmp_path))) as second:
+        with (
+            another_process(code, tmp_path, QUERY),
+            pytest.raises(PlanError, match=r"by process \d+ for .* /one/ck, .* for /two/ck"),
+        ):
+            second.hold_alone("/two/ck")
+        second.hold_alone("/two/ck")
+        assert (second.root / ALONE).read_text() == (
+            f"process {os.getpid()} for the checkpoint folder /two/ck"
+        )
+    with Claim.of(StateRoot(QUERY, str(tmp_path))) as third:
+        third.hold_alone("/three/ck")
 
 
 def test_folders_are_for_their_user_alone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from anabranch.backup.policy import Backup
 from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
-from anabranch.coordinator import identity
+from anabranch.coordinator import copies, identity
 from anabranch.coordinator.batches import HERE, Batches, Program
 from anabranch.coordinator.epochs import Lookout, Reign
 from anabranch.coordinator.events import Events
@@ -147,7 +147,7 @@ def assemble(
     """
     folder = CheckpointFolder.of(settings.folder)
     instances = settings.instances or spark.sparkContext.defaultParallelism
-    known = _identify(folder, bounds, instances)
+    known, copied = _identify(folder, bounds, instances)
     asked = _asked_instances(bounds, instances)
     backup = folder.files if settings.backup is None else settings.backup
     local = is_local(spark)
@@ -166,8 +166,11 @@ def assemble(
         raise
     try:
         if claim is not None:
+            claim.hold_alone(folder.uri)
             claim.mark_kept(keep)
             sweep(state_folder(state), spare=[known.query])
+        if copied is not None:
+            copies.settle(folder, copied, known.query)
         return _taken_over(
             folder, plan, bounds, spark, settings, stopped, known, asked, backup, root, lock
         )
@@ -194,7 +197,9 @@ def _taken_over(
     reign = Reign.begin(folder.store, f"{platform.node()} {os.getpid()}", above=before.run)
     where = backup.where
     elsewhere = None if where.at_nodes or where == folder.files.where else where.to_json()
-    known = replace(before, run=reign.epoch, backup=elsewhere, asked=asked)
+    known = replace(
+        before, run=reign.epoch, backup=elsewhere, asked=asked, folder=folder.uri
+    )
     identity.save(folder.store, known)
     events = Events(folder.log, reign.epoch)
     combined = combine([source.frame for source in plan.sources()])
@@ -283,17 +288,22 @@ def _taken_over(
 
 def _identify(
     folder: CheckpointFolder, bounds: Mapping[Stateful, Bound], instances: int
-) -> Identity:
-    """The identity in a folder, or a new one. PlanError if it is the folder of another query."""
+) -> tuple[Identity, CheckpointFolder | None]:
+    """The identity in a folder, or a new one. PlanError if it is the folder of another query.
+
+    With it the folder that this one is a copy of, if it is a copy.
+    """
     operators = {bound.name: identity.describe(bound) for bound in bounds.values()}
     folder.check()
     before = identity.load(folder.store)
     if before is None:
         asked = _asked_instances(bounds, instances)
         routing = {n.name: Routing.even(n.key_groups, asked[n.name]) for n in bounds}
-        return Identity(identity.new_query(), 0, operators, routing, asked=asked, boot=boot_id())
+        new = Identity(identity.new_query(), 0, operators, routing, asked=asked, boot=boot_id())
+        return new, None
     identity.compare(before, operators)
-    return before
+    of = copies.original(folder, before)
+    return (before, None) if of is None else (copies.separated(folder, of, before), of)
 
 
 def _asked_instances(bounds: Mapping[Stateful, Bound], instances: int) -> dict[str, int]:

@@ -42,6 +42,8 @@ class Identity:
     """The number of the division in slices below; see the commits."""
     slices: tuple[Slice, ...] = ()
     """The slices that served last."""
+    folder: str | None = None
+    """Where the checkpoint folder was when the query was last started."""
 
     @property
     def fence(self) -> int:
@@ -69,6 +71,7 @@ def load(store: BackupStore) -> Identity | None:
             value["backup"],
             int(value.get("arrangement", 0)),
             tuple(_slice(each) for each in value.get("slices", ())),
+            value.get("folder"),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{QUERY}: not the description of a query: {error}") from error
@@ -95,6 +98,7 @@ def save(store: BackupStore, identity: Identity) -> None:
         "run": identity.run,
         "boot": identity.boot,
         "backup": identity.backup,
+        "folder": identity.folder,
         "operators": operators,
         "arrangement": identity.arrangement,
         "slices": [

@@ -4,6 +4,7 @@ A claim is a file lock, which the system releases when its process dies::
 
     <state folder>/.hosts-<user>/<boot id>    shared, by all processes of this machine
     <state folder>/[<host>/]<query>/alive     shared, by the processes that run the query there
+    <state folder>/<query>/alone              exclusive, by a driver that runs the tasks itself
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from anabranch.nodes.folders import StateRoot, backup_folder, make_own, state_fo
 from anabranch.private import private_folder
 
 ALIVE = "alive"
+ALONE = "alone"
 KEEP = "keep"
 """A file in the folder of a query whose state is nowhere else: it is not swept."""
 HOSTS = ".hosts"
@@ -71,6 +73,23 @@ class Claim:
             (self.root / KEEP).touch(mode=0o600)
         else:
             (self.root / KEEP).unlink(missing_ok=True)
+
+    def hold_alone(self, checkpoints: str) -> None:
+        """Hold the folder as its only driver, whose checkpoint folder is this one.
+
+        PlanError if another driver holds it: copies of a checkpoint folder have the same query id
+        if neither is visible from the other one.
+        """
+        fd = try_alone(self.root / ALONE)
+        if fd is None:
+            holder = (self.root / ALONE).read_text(errors="replace") or "another process"
+            raise PlanError(
+                f"the state of this query is in use by {holder}, and this one is for "
+                f"{checkpoints}: stop that one first, or start in a new checkpoint folder"
+            )
+        self._held.append(fd)
+        os.truncate(fd, 0)
+        os.write(fd, f"process {os.getpid()} for the checkpoint folder {checkpoints}".encode())
 
     def close(self) -> None:
         """Release the claim. The folder stays, and may be swept from now on."""

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from anabranch.nodes.captures import CAPTURES, OF, SPILLED
-from anabranch.nodes.claims import ALIVE, KEEP, try_alone
+from anabranch.nodes.claims import ALIVE, ALONE, KEEP, try_alone
 from anabranch.nodes.fence import EPOCH
 from anabranch.nodes.folders import backup_folder
 from anabranch.nodes.local import TABLES
@@ -25,7 +25,7 @@ DRIVER_LOCK = "driver.lock"
 _LOG = "agent.log"
 _QUERY = re.compile(r"[0-9a-f]{12}")
 _SWEPT = re.compile(r"\.swept-[0-9a-f]{32}")
-_FILES = {ALIVE, KEEP, DRIVER_LOCK, EPOCH, "lock"}
+_FILES = {ALIVE, ALONE, KEEP, DRIVER_LOCK, EPOCH, "lock"}
 _FOLDERS = {TABLES, CAPTURES}
 _AGENT_LOCK = "lock"
 

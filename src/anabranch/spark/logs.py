@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 import struct
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -223,6 +224,18 @@ class SparkLogs:
         planned = self.planned()
         for version in sorted(offsets.keys() - set(planned)):
             self.put_offsets(version, offsets[version])
+
+    def rename(self) -> None:
+        """Give Spark's query another id, if it has one: Spark lets no id run twice."""
+        path = posixpath.join(self._root, "metadata")
+        if not self._exists(path):
+            return
+        data = json.dumps({"id": str(uuid.uuid4())}).encode()
+        with self._fs.open_output_stream(path) as stream:
+            stream.write(data)
+        self._write_sums(path, data)
+        if self._local:
+            self._flush_with_sums(path)
 
     def forget_after(self, version: Version) -> None:
         """Cut the logs, so that this is the last batch that Spark planned and committed."""
