@@ -1,4 +1,4 @@
-"""Checkpoint folders that are copied or moved."""
+"""Checkpoint folders that are copied, and programs that ask for other instances."""
 
 import shutil
 from collections import Counter
@@ -87,3 +87,30 @@ def test_a_folder_that_was_moved_is_the_same_query(
     running.append(again := start(spark, feed, tmp_path / "elsewhere"))
     assert again.id == first.id
     assert state_of(again) == counts(TEXTS[:2])
+
+
+def test_instances_that_could_not_be_had_are_asked_for_again(
+    spark: SparkSession,
+    feed: Feed,
+    tmp_path: Path,
+    running: list[ab.RunningQuery],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ab.errors.QueryFailed("the scale failed")
+
+    feed.add(words(TEXTS[0]))
+    first = start(spark, feed, tmp_path / "ck", instances=2)
+    first.process_all_available()
+    first.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(ab.RunningQuery, "scale", fail)
+        with pytest.raises(ab.errors.QueryFailed, match="the scale failed"):
+            start(spark, feed, tmp_path / "ck", instances=3)
+    running.append(again := start(spark, feed, tmp_path / "ck", instances=3))
+    assert again.routing["counter"].instances == 3
+    again.scale("counter", 4)
+    again.stop()
+    running.append(kept := start(spark, feed, tmp_path / "ck", instances=3))
+    assert kept.routing["counter"].instances == 4, "the program asks for what it asked for before"
+    assert state_of(kept) == counts(TEXTS[:1])

@@ -197,9 +197,7 @@ def _taken_over(
     reign = Reign.begin(folder.store, f"{platform.node()} {os.getpid()}", above=before.run)
     where = backup.where
     elsewhere = None if where.at_nodes or where == folder.files.where else where.to_json()
-    known = replace(
-        before, run=reign.epoch, backup=elsewhere, asked=asked, folder=folder.uri
-    )
+    known = replace(before, run=reign.epoch, backup=elsewhere, folder=folder.uri)
     identity.save(folder.store, known)
     events = Events(folder.log, reign.epoch)
     combined = combine([source.frame for source in plan.sources()])

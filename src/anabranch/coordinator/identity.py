@@ -33,7 +33,7 @@ class Identity:
     placement: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The hosts of each operator's instances, if it ran on a cluster."""
     asked: Mapping[str, int] = field(default_factory=dict)
-    """How many instances the program asked for when it was last started."""
+    """How many instances the program asked for when that was last carried out."""
     boot: str | None = None
     """The boot of the host that ran the query last; None while it is being recovered."""
     backup: Any = None

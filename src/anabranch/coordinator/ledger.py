@@ -187,6 +187,10 @@ class Ledger:
             slices=order.slices,
         )
 
+    def note_asked(self, operator: str, instances: int) -> None:
+        """Write down that an operator has the number of instances that the program asks for."""
+        self._save(asked={**self.known.asked, operator: instances})
+
     def note_boot(self) -> None:
         """Write the boot id of the machine: everything in the folder is of this boot."""
         self._save(boot=boot_id())

@@ -315,6 +315,8 @@ class RunningQuery:
         self._attempt("old checkpoint files were not deleted", parts.ledger.sweep)
         for operator, instances in parts.asked.items():
             self.scale(operator, instances)
+            # Not before: a driver that dies on the way leaves it to the next one.
+            parts.ledger.note_asked(operator, instances)
 
     def _release(self) -> None:
         """Save the state and release all resources. Errors become events; none is raised."""
