@@ -1,5 +1,6 @@
 """Queries beside each other: in one store, in nested folders, and one of them twice."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -116,7 +117,14 @@ def test_state_cannot_be_asked_for_inside_a_batch(spark: SparkSession, tmp_path:
 
     def look(frame: object, version: int) -> None:
         counts.append(sum(row.n for row in frame.collect()))  # type: ignore[attr-defined]
-        calls = [lambda q: q.state("op"), lambda q: q.checkpoint(), lambda q: q.scale("op", 1)]
+        calls: list[Callable[[RunningQuery], object]] = [
+            lambda q: q.state("op"),
+            lambda q: q.checkpoint(),
+            lambda q: q.scale("op", 1),
+            lambda q: q.rebalance(),
+            lambda q: q.await_termination(),
+            lambda q: q.process_all_available(),
+        ]
         for call in calls if queries else []:
             with pytest.raises(ab.QueryFailed, match="inside a batch"):
                 call(queries[0])
@@ -129,7 +137,7 @@ def test_state_cannot_be_asked_for_inside_a_batch(spark: SparkSession, tmp_path:
     feed.add(*[[{"k": key} for key in range(20)]] * 2)
     query.process_all_available()
     assert counts == [20, 40, 60, 80, 100], "no batch was rolled back"
-    assert len(refused) == 6
+    assert len(refused) == 12
     assert query.state("op").count() == 20
     query.stop()
 

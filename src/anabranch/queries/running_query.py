@@ -219,6 +219,7 @@ class RunningQuery:
 
         Returns whether it has ended.
         """
+        self._check_outside("await_termination()")
         ended = self._ended.wait(timeout)
         if ended and self._failure is not None:
             raise self._failure
@@ -226,6 +227,7 @@ class RunningQuery:
 
     def process_all_available(self) -> None:
         """Wait until all rows that are in the sources now are committed. For tests."""
+        self._check_outside("process_all_available()")
         while not self._ended.is_set():
             query = self.spark_query
             try:
@@ -269,11 +271,12 @@ class RunningQuery:
             raise PlanError(f"no operator {operator!r}; the query has {sorted(known)}")
 
     def _check_outside(self, what: str) -> None:
-        """Refuse calls from inside a batch that need the state between two batches."""
+        """Refuse calls from inside a batch that wait for its end."""
         if self._parts.batches.in_batch():
             raise QueryFailed(
                 f"{what} was called inside a batch, by a function given to for_each_batch, where "
-                "the state is between two versions; call it from another thread"
+                "the state is between two versions; call it from another thread, for which the "
+                "function does not wait"
             )
 
     # The supervisor
