@@ -13,7 +13,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parents[1] / "src" / "anabranch"
 
 FACADE = "anabranch"
-LEAVES = {"errors", "units", "boot", "durable", "named", "priority", "private", "uris"}
+LEAVES = {"errors", "units", "boot", "durable", "mounts", "named", "priority", "private", "uris"}
 ORDER: list[set[str]] = [
     {"cli", "dashboard"},
     {"cluster", "testing", FACADE},

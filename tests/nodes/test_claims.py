@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from anabranch import boot
+from anabranch import boot, mounts
 from anabranch.errors import PlanError
-from anabranch.nodes import claims, folders
+from anabranch.nodes import folders
 from anabranch.nodes.claims import ALIVE, ALONE, HOSTS, Claim, try_alone
 from anabranch.nodes.folders import BACKUPS, VARIABLE, StateRoot
 
@@ -181,25 +181,34 @@ def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
         f"22 21 0:5 / {tmp_path}/with\\040space rw shared:1 - nfs4 server:/x rw\n"
     )
-    monkeypatch.setattr(claims, "_MOUNTS", info)
+    monkeypatch.setattr(mounts, "_MOUNTS", info)
     (tmp_path / "with space").mkdir()
-    with pytest.raises(PlanError, match=r"is on a network \(nfs4\)"):
+    with pytest.raises(PlanError, match=r"other machines can have too \(nfs4\)"):
         Claim.of(StateRoot(QUERY, str(tmp_path / "with space" / "new")))
     Claim.of(StateRoot(QUERY, str(tmp_path / "without"))).close()
 
 
+SHARED = [
+    "nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "orangefs", "virtiofs", "drvfs",
+    "vboxsf", "prl_fs", "vmhgfs", "fuse", "fuse.sshfs", "fuse.s3fs", "fuse.vmhgfs-fuse",
+    "fuse.grpcfuse", "fuse.goofys", "fuse.a-new-one", "fuse.ext4-over-http",
+]  # fmt: skip
+OWN = [
+    "ext4", "tmpfs", "xfs", "btrfs", "zfs", "overlay", "fuseblk", "fuse.ext4", "fuse.ntfs-3g",
+    "fuse.fuse-overlayfs", "fuse.lxcfs", "",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("kind", "network"),
-    [(k, True) for k in ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "lustre")]
-    + [(k, False) for k in ("ext4", "tmpfs", "xfs", "overlay", "fuse.lxcfs", "")],
+    ("kind", "shared"), [(k, True) for k in SHARED] + [(k, False) for k in OWN]
 )
-def test_network_file_systems_are_known(kind: str, network: bool) -> None:
-    assert claims.is_network(kind) is network
+def test_file_systems_that_other_machines_can_have_are_known(kind: str, shared: bool) -> None:
+    assert mounts.is_shared(kind) is shared
 
 
-def test_shared_memory_is_no_network() -> None:
-    assert claims.file_system(Path("/proc/self")) == "proc"
-    assert not claims.is_network(claims.file_system(folders.state_folder()))
+def test_shared_memory_is_of_this_machine() -> None:
+    assert mounts.file_system(Path("/proc/self")) == "proc"
+    assert not mounts.is_shared(mounts.file_system(folders.state_folder()))
 
 
 def test_a_claim_waits_for_a_sweep_and_makes_the_folder_anew(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 from pathlib import Path
 from types import TracebackType
 
 from anabranch import boot
 from anabranch.errors import PlanError
+from anabranch.mounts import file_system, is_shared
 from anabranch.nodes.folders import StateRoot, backup_folder, make_own, state_folder
 from anabranch.private import private_folder
 
@@ -27,23 +27,17 @@ KEEP = "keep"
 """A file in the folder of a query whose state is nowhere else: it is not swept."""
 HOSTS = ".hosts"
 
-_MOUNTS = Path("/proc/self/mountinfo")
-_NETWORK = re.compile(
-    r"nfs\d*|cifs|smb\w*|ceph|glusterfs|lustre|gpfs|beegfs\w*|9p|ocfs2|gfs2?|afs|pvfs2|orangefs"
-    r"|wekafs|ncpfs|coda|fuse\.(sshfs|ceph\w*|gluster\w*|s3fs|gcsfuse|juicefs|rclone|mfs|davfs2?)"
-)
-
 
 class Claim:
     """A claim to the folder of a query's state, held until it is closed."""
 
     def __init__(self, base: Path, root: Path) -> None:
         kind = file_system(base)
-        if is_network(kind):
+        if is_shared(kind):
             raise PlanError(
-                f"the state folder {base} is on a network ({kind}); state is shared memory of one "
-                "machine: name a folder on a disk of its own, or in memory, with state_folder= or "
-                "ANABRANCH_STATE_FOLDER"
+                f"the state folder {base} is on a file system that other machines can have too "
+                f"({kind}); state is shared memory of one machine: name a folder on a disk of its "
+                "own, or in memory, with state_folder= or ANABRANCH_STATE_FOLDER"
             )
         self.root = root
         self._held: list[int] = []
@@ -175,31 +169,3 @@ def _open_to_all(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o1777:
         folder.chmod(0o1777)
-
-
-def is_network(kind: str) -> bool:
-    """Whether several machines can mount a file system of this type at the same time."""
-    return _NETWORK.fullmatch(kind) is not None
-
-
-def file_system(folder: Path) -> str:
-    """The type of the file system of a folder, or of the first existing folder above it.
-
-    Empty if the system does not tell.
-    """
-    path = folder.absolute()
-    while not path.exists():
-        path = path.parent
-    found = path.resolve()
-    try:
-        lines = _MOUNTS.read_text().splitlines()
-    except OSError:
-        return ""
-    best, kind = -1, ""
-    for line in lines:
-        mounted, _, described = line.partition(" - ")
-        point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mounted.split()[4]))
-        # Of two on the same folder, the one that was mounted last is the one that is seen.
-        if found.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), described.split()[0]
-    return kind
