@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import io
 import mmap
 import os
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +22,7 @@ from pyarrow import fs
 from anabranch.backup import Files
 from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened, PlanError
 from anabranch.stores import BackupStore, FileStore, files
+from anabranch.stores.files import MAPPED_FROM
 from anabranch.testing import FaultyStore, MemoryStore
 
 
@@ -62,6 +65,50 @@ def test_the_system_does_not_keep_checkpoints_in_memory() -> None:
         assert _pages_in_memory(stored) > 0
         assert opened.get("a").size == 1 << 20
         assert _pages_in_memory(stored) == 0
+
+
+LARGE = os.urandom(1000) * (MAPPED_FROM // 1000 + 1)
+
+
+def test_a_large_file_is_not_read_into_memory(tmp_path: Path) -> None:
+    opened = Files(str(tmp_path)).open()
+    opened.put("a", LARGE)
+    opened.put("small", LARGE[: MAPPED_FROM - 1])
+    before = pa.total_allocated_bytes()
+    kept = [opened.get("a") for _ in range(10)]
+    assert pa.total_allocated_bytes() - before < MAPPED_FROM
+    assert all(data.to_pybytes() == LARGE for data in kept)
+    assert opened.get("small").to_pybytes() == LARGE[: MAPPED_FROM - 1]
+    opened.put("a", bytes(MAPPED_FROM))
+    assert kept[0].to_pybytes() == LARGE, "it is as it was"
+    opened.delete("a")
+    assert kept[1].slice(1000, 1000).to_pybytes() == LARGE[:1000]
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
+def test_a_file_that_others_may_remove_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(files, "file_system", lambda folder: kind)
+    opened = Files(str(tmp_path)).open()
+    opened.put("a", LARGE)
+    before = pa.total_allocated_bytes()
+    data = opened.get("a")
+    assert pa.total_allocated_bytes() - before >= len(LARGE)
+    assert data.to_pybytes() == LARGE
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(io.FileIO):
+        def readinto(self, piece: Any) -> int:
+            raise OSError(errno.EIO, "the disk is broken")
+
+    opened = Files(str(tmp_path)).open()
+    opened.put("a", LARGE)
+    opened.get("a")
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Failing(path))
+    with pytest.raises(DidNotHappen, match=r"cannot read .*the disk is broken"):
+        opened.get("a")
 
 
 def _pages_in_memory(path: Path) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,11 +22,15 @@ from anabranch.errors import (
     MayHaveHappened,
     StoreError,
 )
+from anabranch.mounts import file_system, is_shared
 from anabranch.stores.store import check_name
 from anabranch.uris import resolve
 
 PARTIAL = ".partial"
 ABANDONED = timedelta(hours=1)
+MAPPED_FROM = 1 << 20
+"""Files of so many bytes are not read into memory."""
+_PIECE = 1 << 20
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 
 
@@ -41,7 +47,9 @@ class FileStore:
     failure the files stored last may then be lost or empty. Object stores show only complete
     objects. Incomplete files of a killed process are never listed, and are removed when they are
     an hour old. Unless ``cached``, files on a local disk are dropped from the page cache: frequent
-    checkpoints would fill it, and batches would wait for memory to be freed.
+    checkpoints would fill it, and batches would wait for memory to be freed. :meth:`get` maps large
+    files of a local disk: they are not read into memory as a whole, and a buffer stays as it is
+    when its name is replaced or deleted.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class FileStore:
         self._root = root.rstrip("/")
         self._local = isinstance(filesystem, fs.LocalFileSystem)
         self._swept = False
+        self._own_disk: bool | None = None
 
     def __repr__(self) -> str:
         return f"FileStore({self._fs.type_name}, {self._root!r})"
@@ -114,6 +123,8 @@ class FileStore:
         """See :meth:`BackupStore.get`."""
         path = self._path(name)
         with self._failing(DidNotHappen, "read", path):
+            if self._is_mapped(path):
+                return pa.py_buffer(_mapped(path, None if self._cached else self._let_go))
             with self._fs.open_input_file(path) as file:
                 data = file.read_buffer()
             self._let_go(path)
@@ -167,6 +178,18 @@ class FileStore:
         with self._fs.open_output_stream(path, compression=None) as stream:
             stream.write(data)
 
+    def _is_mapped(self, path: str) -> bool:
+        """Whether a file is large, and on a disk of this machine.
+
+        Nobody changes one in place: it is renamed when it is whole. Where another machine can
+        remove it, what is mapped of it would be gone.
+        """
+        if not self._local or Path(path).stat().st_size < MAPPED_FROM:
+            return False
+        if self._own_disk is None:
+            self._own_disk = not is_shared(file_system(Path(self._root)))
+        return self._own_disk
+
     def _make_folder(self, folder: str) -> None:
         if not self._local:
             self._fs.create_dir(folder, recursive=True)
@@ -200,6 +223,30 @@ class FileStore:
             if info.mtime is not None and info.mtime < before:
                 with suppress(OSError):
                     self._fs.delete_file(info.path)
+
+
+class _Map(mmap.mmap):
+    """A map of a file, which says when nobody uses it any more."""
+
+    unused: Callable[[], None] | None = None
+
+    def __del__(self) -> None:
+        if self.unused is not None:
+            self.madvise(mmap.MADV_DONTNEED)  # pages that are mapped are not let go of
+            self.unused()
+
+
+def _mapped(path: str, let_go: Callable[[str], None] | None) -> _Map:
+    """A file as it is now. ``let_go`` is called with its path when nobody uses it any more."""
+    with Path(path).open("rb", buffering=0) as file:
+        # A disk that fails is an error here. On a map it would end the process.
+        piece = bytearray(_PIECE)
+        while file.readinto(piece):
+            pass
+        mapped = _Map(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if let_go is not None:
+        mapped.unused = partial(let_go, path)
+    return mapped
 
 
 @contextmanager
