@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -14,8 +16,10 @@ from task_runs import Running
 
 from anabranch.errors import StateFull
 from anabranch.state import schema
+from anabranch.state.hashing import hash_keys
 from anabranch.state.keys import KeyLayout
 from anabranch.state.table import StateTable, TableLayout
+from anabranch.units import Version
 from anabranch.worker.open_tables import OpenTables
 
 LAYOUT = TableLayout(
@@ -90,6 +94,31 @@ def test_a_process_without_addresses_closes_other_tables(tmp_path: Path) -> None
     kept, message = done.stdout.splitlines()
     assert 1 <= int(kept) <= 3
     assert "ulimit -v" in message
+
+
+def test_hundreds_of_tables_on_a_large_file_system_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes addresses for all that could be there, and a process has not enough for all."""
+    large = SimpleNamespace(f_blocks=(1 << 39) // 4096, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda folder: large)
+    folders = [make(tmp_path / str(number)) for number in range(160)]
+    monkeypatch.undo()
+    keys = [pa.array([1, 2, 3], pa.int64())]
+    batch = LAYOUT.key.encode(keys, hash_keys(keys, 3))
+    tables = OpenTables()
+    for version in range(2):
+        for folder in folders:
+            table = tables.get(folder, LAYOUT)
+            table.begin(Version(version), version + 1)
+            rows = table.rows(batch)
+            table.set("n", rows, table.get("n", rows) + 1)
+            table.finish()
+        assert 50 < len(tables) < len(folders)
+    for folder in folders:
+        table = tables.get(folder, LAYOUT)
+        assert table.get("n", table.find(batch)).tolist() == [2, 2, 2]
+    tables.close()
 
 
 @pytest.mark.spark
