@@ -412,14 +412,14 @@ def test_captures_are_fetched_and_dropped(case: Case) -> None:
     case.batch(FIRST, 0, FEW)
     file = case.capture(FIRST, 0)
     assert Path(file).parent == case.root / CAPTURES
-    assert case.ask(Captures()) == (file,)
+    assert file in case.ask(Captures())
     data = Path(file).read_bytes()
     assert case.ask(Fetch(file=file)).to_pybytes() == data
     assert Path(file).exists()
     for _ in range(2):
         case.ask(Drop(epoch=case.epoch, captures=(file,)))
         assert not Path(file).exists()
-    assert case.ask(Captures()) == ()
+    assert file not in case.ask(Captures())
     with pytest.raises(StateMissing, match="there is no capture"):
         case.ask(Fetch(file=file))
     with pytest.raises(StateMissing, match="there is no capture"):
