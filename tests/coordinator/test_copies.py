@@ -1,8 +1,11 @@
 """Whether a checkpoint folder is a copy, was moved, or has just two names."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from anabranch.coordinator.folder import CheckpointFolder
 from anabranch.coordinator.identity import Identity
 from anabranch.errors import PlanError
 from anabranch.protocols.model import Role, Slice, SliceId
+from anabranch.spark.logs import SparkLogs
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
@@ -134,3 +138,41 @@ def test_a_copy_whose_checkpoint_files_are_at_nodes_is_refused(first: Checkpoint
     of = {"op": OperatorManifest(CheckpointSchema.of(LAYOUT), (here,))}
     Manifests(copy.store).put(replace(manifest, operators=of))
     assert copies.separated(copy, first, noted(copy)).query != QUERY
+
+
+@pytest.mark.parametrize("dies_at", range(5))
+def test_spark_takes_a_copy_for_another_query_or_for_the_same(
+    first: CheckpointFolder, dies_at: int
+) -> None:
+    """Whichever step the driver dies before, Spark can read the file, and its checksum fits."""
+    spark = Path(first.spark)
+    spark.mkdir()
+    before = '{"id":"11111111-1111-1111-1111-111111111111"}'
+    (spark / "metadata").write_text(before)
+    logs = SparkLogs(first.spark)
+    logs._write_sums(str(spark / "metadata"), before.encode())
+    steps = iter(range(5))
+
+    def dying(real: Any) -> Any:
+        def step(*arguments: Any) -> Any:
+            if next(steps) == dies_at:
+                raise OSError("it died")
+            return real(*arguments)
+
+        return step
+
+    real = logs._fs
+    names = ("open_output_stream", "delete_file", "move")
+    rest = ("get_file_info", "open_input_file")
+    played = {name: dying(getattr(real, name)) for name in names}
+    logs._fs = SimpleNamespace(**played, **{name: getattr(real, name) for name in rest})  # type: ignore[assignment]
+    with pytest.raises(OSError, match="it died"):
+        logs.rename()
+    SparkLogs(first.spark)._check_sums()
+    now = json.loads((spark / "metadata").read_text())["id"]
+    assert (now != json.loads(before)["id"]) == (dies_at >= 3)
+    SparkLogs(first.spark).rename()
+    after = json.loads((spark / "metadata").read_text())["id"]
+    assert after not in (now, json.loads(before)["id"])
+    SparkLogs(first.spark)._check_sums()
+    assert sorted(path.name for path in spark.iterdir()) == [".metadata.crc", "metadata"]

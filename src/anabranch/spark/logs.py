@@ -226,13 +226,17 @@ class SparkLogs:
             self.put_offsets(version, offsets[version])
 
     def rename(self) -> None:
-        """Give Spark's query another id, if it has one: Spark lets no id run twice."""
+        """Give Spark's query another id, if it has one: Spark does not run two with one id."""
         path = posixpath.join(self._root, "metadata")
         if not self._exists(path):
             return
         data = json.dumps({"id": str(uuid.uuid4())}).encode()
-        with self._fs.open_output_stream(path) as stream:
+        with self._fs.open_output_stream(f"{path}.partial") as stream:
             stream.write(data)
+        # Without a checksum file it counts as sound, so a process may die after each step.
+        if self._exists(_sums_path(path)):
+            self._fs.delete_file(_sums_path(path))
+        self._fs.move(f"{path}.partial", path)
         self._write_sums(path, data)
         if self._local:
             self._flush_with_sums(path)
