@@ -450,7 +450,6 @@ class Mini:
     def _settle(self, query: Query) -> None:
         stored = query.published[-1].version if query.published else NO_VERSION
         self.assembly.batches.completion.take_over(stored)
-        self.assembly.ledger.sweep()
 
     def _stopped(self, reason: AnabranchError) -> None:
         self.failure = self.failure or reason

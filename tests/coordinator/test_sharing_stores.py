@@ -80,11 +80,12 @@ class Sharing:
         self.play.query = replace(self.play.query, epoch=reign.epoch)
         self.play.store, self.play.prefix, self.carried_out = parts, self.query, 0
         routed = {"op": Routed(ROUTING, ("a", "b"))}
-        self.play.happen(Started(self.ledger.facts(routed, no_damage, trusted=True)))
+        facts = self.ledger.facts(routed, no_damage, trusted=True)
+        self.ledger.sweep()
+        self.play.happen(Started(facts))
         for host in "ab":
             self.play.come(host)
         assert self.play.query.settled
-        self.ledger.sweep()
         self.carry_out()
 
     def batch(self) -> None:
@@ -137,7 +138,6 @@ ACTIONS = {
     "batch": Sharing.batch,
     "checkpoint": Sharing.checkpoint,
     "full": Sharing.capture_all,
-    "sweep": lambda query: query.ledger.sweep(),
     "restart": Sharing.take_over,
 }
 STEPS = st.lists(

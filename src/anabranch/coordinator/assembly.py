@@ -106,6 +106,15 @@ class Assembly:
         if not self.trusted:
             self.stream.distrust()
         facts = self.ledger.facts(routed, self._damaged, trusted=self.trusted)
+        try:
+            # Not later: the loop stores parts before it publishes them.
+            self.ledger.sweep()
+        except AnabranchError as error:
+            _log.warning(
+                "Checkpoint files without a manifest were not deleted; the next start tries "
+                "again: %s",
+                error,
+            )
         self.loop.begin(self.shell)
         self.loop.tell(Started(facts))
         self.watcher.begin()

@@ -315,7 +315,6 @@ class RunningQuery:
         if self._settled:
             return
         self._settled = True
-        self._attempt("old checkpoint files were not deleted", parts.ledger.sweep)
         for operator, instances in parts.asked.items():
             self.scale(operator, instances)
             # Not before: a driver that dies on the way leaves it to the next one.
