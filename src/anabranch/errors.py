@@ -101,6 +101,11 @@ class CutOff(StateError):
 class CheckpointError(AnabranchError):
     """A checkpoint cannot be used."""
 
+    def __init__(self, message: str = "", *, part: str | None = None) -> None:
+        super().__init__(message)
+        self.part = part
+        """The name of the part that none of its holders has in a readable form, if known."""
+
 
 class CheckpointCorrupt(CheckpointError):
     """The bytes of a checkpoint are not the ones that were written."""
@@ -112,6 +117,22 @@ class CheckpointNotFound(CheckpointError):
 
 class StoreError(AnabranchError):
     """A backup store failed."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        host: str | None = None,
+        part: str | None = None,
+        without: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.host = host
+        """The node that did not answer, if that is the cause."""
+        self.part = part
+        """The name of the part that was requested, if some of its holders do not have it."""
+        self.without = tuple(without)
+        """The holders that answered and do not have the part in a readable form."""
 
 
 class DidNotHappen(StoreError):

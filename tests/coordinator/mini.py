@@ -264,6 +264,9 @@ class NoReplays:
     def run(self, order: Replay, routed: Any) -> None:
         raise AssertionError(f"nothing is replayed on one machine: {order}")
 
+    def stop(self) -> None:
+        pass
+
 
 class Mini:
     """One run of the query, from its start to its end or its death."""
@@ -393,13 +396,13 @@ class Mini:
     def checkpoint(self) -> Version:
         """Take a checkpoint."""
         with self._living():
-            _, saved = self.assembly.loop.command(TakeCheckpoint)
+            saved = self.assembly.loop.command(TakeCheckpoint)
             return Version(saved.result(PATIENCE))
 
     def scale(self, instances: int) -> None:
         """Divide the operator over another number of instances."""
         with self._living():
-            _, done = self.assembly.loop.command(lambda number: Scale(number, "op", instances))
+            done = self.assembly.loop.command(lambda number: Scale(number, "op", instances))
             done.result(PATIENCE)
 
     def stored(self) -> tuple[Version, dict[int, int]]:
@@ -434,6 +437,8 @@ class Mini:
             if self._supervisor.is_alive():
                 self._supervisor.join(PATIENCE)
             self.assembly.close()
+            failure = self.failure if isinstance(self.failure, AnabranchError) else None
+            self.assembly.tell_end(failure, "it was stopped")
 
     def _supervise(self) -> None:
         failure: BaseException | None = None

@@ -187,14 +187,14 @@ def test_a_read_leaves_no_files(query: Mini, tmp_path: Path) -> None:
     folder = tmp_path / "memory" / QUERY / CAPTURES
     query.step()
     loop, asking = query.assembly.loop, query.assembly.asking
-    number, found = loop.command(lambda number: ReadState(number, "op"))
+    found = loop.command(lambda number: ReadState(number, "op"))
     first, second = found.result(PATIENCE)
     assert asking.fetch(first).size > 0
     Path(second.file).unlink()
     with pytest.raises(StateMissing, match="there is no capture"):
         asking.fetch(second)
     query.step()  # for which the read is not waited
-    loop.give_up(number)
+    found.release()
     wait_until(lambda: not any(folder.iterdir()))
 
 

@@ -1,19 +1,24 @@
 """What the protocols see of the errors of those who carry orders out, and of nodes."""
 
+import logging
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anabranch.checkpointing import Periodic
-from anabranch.coordinator.events import Events
+from anabranch.coordinator import nodes
+from anabranch.coordinator.events import Event, Events
 from anabranch.coordinator.loop import Loop
-from anabranch.coordinator.nodes import Watcher
-from anabranch.coordinator.shell import Shell, failure
+from anabranch.coordinator.nodes import OneNode, Watcher
+from anabranch.coordinator.shell import Asking, Shell, failure
 from anabranch.errors import (
     AnabranchError,
     CheckpointCorrupt,
+    CheckpointError,
     CheckpointNotFound,
     Deposed,
     DidNotHappen,
@@ -25,7 +30,10 @@ from anabranch.errors import (
     SchemaChanged,
     StateFull,
     StateMissing,
+    StoreError,
 )
+from anabranch.nodes.node import Deadline
+from anabranch.nodes.requests import Epoch
 from anabranch.placement.even import Even
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Done, Failed
@@ -35,6 +43,7 @@ from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.testing import MemoryStore
 from anabranch.units import Version
+from coordinator.mini import LAYOUT
 from protocols.played import InStore
 
 EVERYTHING = KeyGroups.all(8)
@@ -52,31 +61,43 @@ def seen(error: Exception, order: Any = MAKE) -> Failed:
 
 
 @pytest.mark.parametrize("kind", [DidNotHappen, MayHaveHappened])
-def test_a_node_that_does_not_answer_is_named(kind: type[AnabranchError]) -> None:
-    assert seen(kind("no route")) == Failed(NUMBER, "no route", unreachable="a", kind=kind)
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_the_node_that_does_not_answer_is_named(kind: type[StoreError], host: str) -> None:
+    """It may be the one that carries the order out, or another one that it needs."""
+    found = seen(kind("no route", host=host))
+    assert found == Failed(NUMBER, "no route", unreachable=host, kind=kind)
 
 
 def test_a_node_that_refuses_has_answered() -> None:
     assert seen(Refused("not a name")) == Failed(NUMBER, "not a name", kind=Refused)
 
 
-def test_a_store_that_is_no_node_makes_none_unreachable() -> None:
-    found = seen(DidNotHappen("no room"), PUBLISH)
-    assert found == Failed(NUMBER, "no room", kind=DidNotHappen)
+@pytest.mark.parametrize("order", [MAKE, PUBLISH])
+def test_a_store_that_fails_makes_no_node_unreachable(order: Any) -> None:
+    assert seen(DidNotHappen("no room"), order) == Failed(NUMBER, "no room", kind=DidNotHappen)
 
 
-def test_a_damaged_part_is_named() -> None:
-    found = seen(CheckpointCorrupt(f"{PART.name}: bad checksum"))
-    assert found.damaged == PART.name
-    assert found.unreachable is None
+@pytest.mark.parametrize("kind", [CheckpointCorrupt, CheckpointNotFound])
+def test_a_damaged_part_is_named(kind: type[CheckpointError]) -> None:
+    assert seen(kind("bad checksum", part=PART.name)) == Failed(
+        NUMBER, "bad checksum", damaged=PART.name, kind=kind
+    )
 
 
-def test_so_is_one_that_is_not_there() -> None:
-    assert seen(CheckpointNotFound(f"there is no backup {PART.name}")).damaged == PART.name
+def test_the_text_of_an_error_names_no_part() -> None:
+    assert seen(CheckpointCorrupt(f"{PART.name} does not follow")).damaged is None
 
 
-def test_damage_elsewhere_is_of_no_part() -> None:
-    assert seen(CheckpointCorrupt("q/parts/other: bad checksum")).damaged is None
+def test_a_part_is_damaged_only_where_that_is_known() -> None:
+    error = DidNotHappen("c is silent", host="c", part=PART.name, without=("b",))
+    assert seen(error) == Failed(
+        NUMBER,
+        "c is silent",
+        unreachable="c",
+        damaged=PART.name,
+        damaged_at=("b",),
+        kind=DidNotHappen,
+    )
 
 
 def test_a_missing_table_is_that_of_the_slice() -> None:
@@ -117,7 +138,12 @@ class Fakes:
         self.calls: list[tuple[str, Any]] = []
         self.fails: dict[str, Exception] = {}
         self.failure: AnabranchError | None = None
+        self.stopped = threading.Event()
+        self.writer = ThreadPoolExecutor(1)
         self.called = threading.Condition()
+
+    def stop(self) -> None:
+        """No replay is in progress, however often the end of the query cancels it."""
 
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any) -> str:
@@ -184,6 +210,7 @@ def test_an_order_is_answered_under_its_number(
     shell: Shell, fakes: Fakes, loop: Listening, verb: str
 ) -> None:
     shell.carry_out(NUMBER, ANSWERED[verb])
+    fakes.wait(verb)
     shell.close()
     (told,) = loop.heard
     assert told == Done(NUMBER, None if verb == "rewind" else f"answer of {verb}")
@@ -196,19 +223,126 @@ def test_one_that_fails_is_answered_too(
 ) -> None:
     fakes.fails[verb] = ZeroDivisionError("oh")
     shell.carry_out(NUMBER, ANSWERED[verb])
+    fakes.wait(verb)
     shell.close()
     assert loop.heard == [Failed(NUMBER, "ZeroDivisionError: oh", kind=QueryFailed)]
 
 
-def test_what_nobody_waits_for_may_fail(shell: Shell, fakes: Fakes, loop: Listening) -> None:
+def test_what_nobody_waits_for_may_fail_and_is_told(
+    shell: Shell, fakes: Fakes, loop: Listening
+) -> None:
     fakes.fails["withdraw"] = DidNotHappen("no answer")
     fakes.fails["note"] = ZeroDivisionError("oh")
+    fakes.fails["request_nodes"] = DidNotHappen("start them by hand")
     shell.carry_out(None, o.Withdraw((Version(1),), ()))
     shell.carry_out(None, o.Note(1, {}, ()))
     shell.carry_out(None, o.Trim("op", Version(2)))
+    shell.carry_out(None, o.AskNodes(3))
+    for name in ("request_nodes", "trim"):
+        fakes.wait(name)
     shell.close()
     assert loop.heard == []
-    assert {name for name, _ in fakes.calls} == {"withdraw", "note", "trim"}
+    assert {name for name, _ in fakes.calls} == {"withdraw", "note", "trim", "request_nodes"}
+    events = shell._events
+    assert {each.kind for each in events.recent} == {"order failed"}
+    told = sorted(str(each) for each in events.recent)
+    assert told == [
+        "Deleting obsolete checkpoints failed: no answer.",
+        "Requesting 3 nodes from the cluster manager failed: start them by hand.",
+        "Writing the arrangement of slices to the checkpoint folder failed: ZeroDivisionError: oh.",
+    ]
+    written = [line for name in events._store.list() for line in lines(events._store, name)]
+    assert sorted(str(Event.from_json(each)) for each in written) == told
+
+
+def lines(store: Any, name: str) -> list[str]:
+    found: list[str] = store.get(name).to_pybytes().decode().splitlines()
+    return found
+
+
+def test_that_nodes_are_not_granted_is_told_once(shell: Shell, fakes: Fakes) -> None:
+    answers = [DidNotHappen("no"), DidNotHappen("no"), None, DidNotHappen("no")]
+
+    def request_nodes(total: int) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    fakes.request_nodes = request_nodes  # type: ignore[attr-defined]
+    while answers:
+        left = len(answers)
+        shell.carry_out(None, o.AskNodes(3))
+        while len(answers) == left:
+            time.sleep(0.001)
+    shell.close()
+    assert [each.kind for each in shell._events.recent] == 2 * ["order failed"]
+
+
+class Endless(OneNode):
+    """A node that takes as long as it may for whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def ask(self, host: str, request: Any, deadline: Deadline) -> Any:
+        self.asked.set()
+        while not deadline.wait(1000):
+            pass
+        deadline.check("merge")
+
+
+def test_the_end_of_a_query_waits_for_no_node(fakes: Any, loop: Listening) -> None:
+    node = Endless()
+    asking = Asking(node, Epoch(1), "q", {"op": LAYOUT})
+    shell = Shell(loop, asking, fakes, Events(MemoryStore(), 1), fakes, fakes, fakes, print)
+    shell.carry_out(NUMBER, ANSWERED["merge"])
+    assert node.asked.wait(SECONDS)
+    began = time.monotonic()
+    shell.close()
+    assert time.monotonic() - began < 3
+    reason = "merge: given up, as the query has ended"
+    assert loop.heard == [Failed(NUMBER, reason, kind=DidNotHappen)]
+
+
+def test_the_end_of_a_query_cancels_a_replay(fakes: Any, loop: Listening) -> None:
+    cancelled = threading.Event()
+    replaying = threading.Event()
+
+    class Replays:
+        def run(self, *_: Any) -> None:
+            replaying.set()
+            assert cancelled.wait(SECONDS)
+
+        def stop(self) -> None:
+            cancelled.set()
+
+    shell = Shell(loop, fakes, fakes, Events(MemoryStore(), 1), fakes, Replays(), fakes, print)
+    shell.carry_out(NUMBER, o.Replay((SLICE,), Version(3), 1))
+    assert replaying.wait(SECONDS)
+    began = time.monotonic()
+    shell.close()
+    assert time.monotonic() - began < 3
+    assert cancelled.is_set()
+
+
+def test_what_is_being_written_is_finished_first(shell: Shell, fakes: Fakes) -> None:
+    written: list[str] = []
+
+    def publish(_: Any) -> None:
+        time.sleep(1)
+        written.append("it")
+
+    fakes.publish = publish  # type: ignore[attr-defined]
+    shell.carry_out(NUMBER, PUBLISH)
+    shell.close()
+    assert written == ["it"]
+
+
+def test_what_is_ordered_after_the_end_is_left(shell: Shell, loop: Listening) -> None:
+    shell.close()
+    shell.carry_out(NUMBER, MAKE)
+    shell.carry_out(None, o.Drop("a"))
+    assert loop.heard == []
 
 
 def test_what_is_written_is_written_in_the_order_it_was_ordered(shell: Shell, fakes: Fakes) -> None:
@@ -225,6 +359,7 @@ def test_what_is_written_is_written_in_the_order_it_was_ordered(shell: Shell, fa
 def test_spark_is_let_go_before_it_is_taken_back(shell: Shell, fakes: Fakes) -> None:
     shell.carry_out(NUMBER, REWIND)
     assert fakes.calls[0][0] == "end"  # at once, or the batch would wait for ever
+    fakes.wait("rewind")
     shell.close()
     assert [name for name, _ in fakes.calls] == ["end", "rewind"]
 
@@ -291,12 +426,34 @@ def test_the_watcher_tells_of_hosts_that_come_and_go(tmp_path: Path) -> None:
     ]
 
 
-def test_the_watcher_ends_when_nothing_can_be_asked_any_more() -> None:
-    told: list[str] = []
-    answers = iter([frozenset({"a"})])
-    watcher = Watcher(lambda: next(answers), told.append, told.append)
-    watcher.begin()
-    watcher._thread.join(SECONDS)
-    assert not watcher._thread.is_alive()
-    assert told == ["a"]  # what cannot be seen is not lost
-    watcher.close()
+def test_the_watcher_goes_on_when_hosts_cannot_be_seen_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "_PAUSE_SECONDS", 0.01)
+    told: list[tuple[str, str]] = []
+    answers: list[frozenset[str] | Exception] = [
+        frozenset({"a"}), OSError("no answer"), ValueError("odd"), frozenset({"b"}),
+    ]  # fmt: skip
+    over = threading.Event()
+
+    def alive() -> frozenset[str]:
+        if not answers:
+            over.set()
+            return frozenset({"b"})
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    watcher = Watcher(
+        alive, lambda host: told.append(("came", host)), lambda host: told.append(("lost", host))
+    )
+    with caplog.at_level(logging.WARNING, "anabranch"):
+        watcher.begin()
+        assert over.wait(SECONDS)
+        watcher.close()
+    assert told == [("came", "a"), ("lost", "a"), ("came", "b")]
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 2, "once for all that fail in a row, and once when it is over"
+    assert said[0].startswith("Executors cannot be polled, so new and lost nodes are not noticed")
+    assert said[0].endswith("OSError: no answer")

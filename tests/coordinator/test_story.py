@@ -134,6 +134,21 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         {"nodes": 2, "missing": 1},
         "The query has 2 nodes and wants 3. Requesting 1 more from the cluster manager.",
     ),
+    "order failed": (
+        {
+            "order": "Writing the arrangement of slices to the checkpoint folder",
+            "reason": "no room",
+        },
+        "Writing the arrangement of slices to the checkpoint folder failed: no room.",
+    ),
+    "driver deposed": (
+        {"driver": 7, "reason": "driver 8 has taken the query over"},
+        "Driver 7 was deposed, so the query ends here: driver 8 has taken the query over.",
+    ),
+    "query stopped": (
+        {"version": 14, "reason": "stop() was called", "failed": False},
+        "The query stopped after batch 14: stop() was called.",
+    ),
     "release failed": (
         {"reason": "old files were not removed: no answer"},
         "Old files were not removed: no answer.",
@@ -189,6 +204,11 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
         "from empty state; Spark's offset log would soon not reach back to it.",
     ),
     (
+        "query stopped",
+        {"version": 14, "reason": "no room", "failed": True},
+        "The query failed after batch 14: no room.",
+    ),
+    (
         "restart failed",
         {"reason": "no room", "step": "making slices from parts", "pause": None},
         "Restart failed while making slices from parts: no room. Stopping the query.",
@@ -217,15 +237,16 @@ def told_by_code() -> dict[str, set[str]]:
 
 
 def told_in(function: ast.FunctionDef) -> Iterator[tuple[str, set[str]]]:
-    """What a function tells: ``turn.tell("kind", field=...)``, or ``events.add(...)``."""
+    """What a function tells: ``turn.tell("kind", field=...)``, ``events.add(...)`` or its note."""
     for call in ast.walk(function):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
             continue
         by = ast.unparse(call.func)
-        if by != "turn.tell" and by != "self.tell" and not by.endswith("events.add"):
+        if by not in ("turn.tell", "self.tell") and not by.endswith(("events.add", "events.note")):
             continue
         kinds = strings(call.args[0], function)
-        assert kinds or by == "self.tell", f"{function.name} tells {ast.unparse(call)}"
+        passed_on = by == "self.tell" or function.name == "_record"
+        assert kinds or passed_on, f"{function.name} tells {ast.unparse(call)}"
         fields = {keyword.arg for keyword in call.keywords if keyword.arg}
         yield from ((kind, fields - {"seconds"}) for kind in kinds)
 

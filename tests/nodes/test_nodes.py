@@ -15,6 +15,7 @@ from anabranch.backup.files import Files
 from anabranch.errors import (
     CheckpointError,
     CheckpointNotFound,
+    DidNotHappen,
     Fenced,
     Refused,
     SchemaChanged,
@@ -48,6 +49,7 @@ from anabranch.nodes.requests import (
     TableName,
     slice_table,
 )
+from anabranch.nodes.requests import Host as RequestHost
 from anabranch.state import schema as types
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.checkpoint import read
@@ -501,3 +503,39 @@ def test_many_requests_at_once(case: Case) -> None:
     assert case.rows(SECOND) == case.rows(THIRD) == FEW
     left = {path.name for name in (SECOND, THIRD) for path in case.path(name).parent.iterdir()}
     assert left == {name.rpartition("/")[2] for name in (FIRST, SECOND, THIRD)}, "nothing half made"
+
+
+def test_an_agent_says_which_node_is_silent(start: Starter, secret: Secret, tmp_path: Path) -> None:
+    """Not the agent that was asked, which is well, but the one that it could not reach."""
+    root = tmp_path / "state" / HOST / QUERY
+    context = {"root": str(root), "host": HOST, "secret": secret.to_hex()}
+    address = start(
+        folder=tmp_path / "agent", log=tmp_path / "log", node="anabranch.nodes.serving:make",
+        context=context,
+    )  # fmt: skip
+    gone, silent = Address(f"{HOST}:1"), "10.0.0.9"
+    with RemoteNode(str(address), Signer(secret), host=HOST) as node:
+        case = Case(node, root, Prefix(peer_name(HOST, "x/")), {HOST: gone}, Epoch(1))
+        case.make(FIRST, -1)
+        whole = case.checkpoint(FIRST, 0, FEW, None)
+        case.batch(FIRST, 1, MORE)
+        file = case.capture(FIRST, 1)
+        store = Store(epoch=Epoch(1), file=file, under=Prefix("x/"), holders=(RequestHost(silent),))
+        for peers in ({silent: gone}, {}):  # it does not answer, or has no agent just now
+            with pytest.raises(DidNotHappen) as not_stored:
+                node.ask(replace(store, peers=peers), Deadline(20))
+            assert not_stored.value.host == silent
+            part = replace(whole, name="x/parts/some", holders=(silent, HOST))
+            with pytest.raises(DidNotHappen) as not_made:
+                case.make(SECOND, 0, part, peers=peers)
+            assert not_made.value.host == silent
+            assert (not_made.value.part, not_made.value.without) == (part.name, (HOST,))
+        with pytest.raises(CheckpointNotFound) as lost:
+            case.make(SECOND, 0, replace(whole, name="x/parts/some", holders=(HOST,)))
+        assert lost.value.part == "x/parts/some"
+    with (
+        RemoteNode(gone, Signer(secret), host="10.0.0.8") as nobody,
+        pytest.raises(DidNotHappen) as none,
+    ):
+        nobody.ask(Fetch(file=file), Deadline(20))
+    assert none.value.host == "10.0.0.8"

@@ -15,8 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.errors import Refused
-from anabranch.nodes import Deadline, Fence, Secret, Vault, requests
+from anabranch.errors import (
+    AnabranchError,
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    DidNotHappen,
+    MayHaveHappened,
+    Refused,
+    StateMissing,
+)
+from anabranch.nodes import Deadline, Fence, Secret, Vault, codec, requests
 from anabranch.nodes.captures import CAPTURES
 from anabranch.nodes.codec import decode, decode_answer, encode, encode_answer
 from anabranch.nodes.local import TABLES, LocalNode
@@ -427,3 +435,29 @@ def test_requests_are_frozen_and_say_what_they_do() -> None:
         assert cls.verb == verb == cls.__name__.lower()
     with pytest.raises(TypeError, match="already is a request with the verb 'make'"):
         type("Make", (Request,), {})
+
+
+ERRORS: list[AnabranchError] = [
+    CheckpointCorrupt("x: bad checksum", part="q/parts/x"),
+    CheckpointNotFound("there is none"),
+    DidNotHappen("silent", host="10.0.0.9"),
+    MayHaveHappened("silent", host="10.0.0.9", part="q/parts/x", without=("a", "b")),
+    StateMissing("no table"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_error_is_the_same_after_it_was_json(error: AnabranchError) -> None:
+    value = json.loads(json.dumps(codec.encode_error(error, "make")))
+    found = codec.decode_error(value)
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert vars(found) == vars(error)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"host": 7}, {"host": "../x"}, {"part": "/etc"}, {"without": "ab"}, {"message": 3}]
+)
+def test_an_error_that_is_none_is_not_taken(wrong: dict[str, Any]) -> None:
+    value = codec.encode_error(DidNotHappen("silent", host="a", part="p", without=("b",)), "make")
+    assert codec.decode_error(value) is not None
+    assert codec.decode_error(value | wrong) is None

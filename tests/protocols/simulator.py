@@ -44,7 +44,14 @@ from anabranch.protocols.events import (
     TimePassed,
 )
 from anabranch.protocols.machine import step
-from anabranch.protocols.model import Backup, Host, OperatorPlan, Routed, Slice, serving
+from anabranch.protocols.model import (
+    Backup,
+    Host,
+    OperatorPlan,
+    Routed,
+    Slice,
+    serving,
+)
 from anabranch.protocols.query import Policies, Query
 from anabranch.state.groups import Routing
 from anabranch.state.part import Part
@@ -298,8 +305,8 @@ class Driver:
                 self.soon(lambda: self.durably(lambda d: setattr(d, "noted", noted)))
             case o.Withdraw(versions, parts):
                 self.soon(lambda: self.withdraw(versions, parts))
-            case o.Drop(host, slices, files):
-                self.soon(lambda: self.drop(host, slices, files))
+            case o.Drop():
+                self.soon(lambda: self.drop(order))
             case o.End(command, error, result):
                 simulation.end(self, command, error, result)
             case o.Stop(reason):
@@ -335,13 +342,13 @@ class Driver:
                 if machine.epoch <= self.epoch and not machine.stopped:
                     machine.vault.pop(part.name, None)
 
-    def drop(self, host: Host, slices: tuple[Any, ...], files: tuple[str, ...]) -> None:
-        machine = self.simulation.world.machines[host]
+    def drop(self, order: o.Drop) -> None:
+        machine = self.simulation.world.machines[order.host]
         answers = machine.up and machine.agent and not (machine.hung or machine.stopped)
         if answers and machine.epoch <= self.epoch:
-            for each in slices:
+            for each in order.slices:
                 machine.tables.pop(each, None)
-            for file in files:
+            for file in order.files:
                 machine.files.pop(file, None)
 
     def ask_somebody(self, number: o.OrderId, order: o.Order) -> None:
@@ -394,7 +401,12 @@ class Driver:
             if trouble.damaged in world.withdrawn and self.waits_for(number):
                 raise Violation(f"{order} needs a part that was withdrawn") from trouble
             return Failed(
-                number, str(trouble), trouble.unreachable, trouble.damaged, trouble.missing
+                number,
+                str(trouble),
+                trouble.unreachable,
+                trouble.damaged,
+                trouble.damaged_at,
+                trouble.missing,
             )
 
     def waits_for(self, number: o.OrderId) -> bool:
@@ -736,10 +748,16 @@ class Simulation:
         """Whether no instance has too many slices, and nothing is left that nobody needs."""
         query = self.driver.query
         slices = Counter((s.operator, s.instance) for s in serving(query.slices.values()))
-        return max(slices.values(), default=0) <= self.plan.most_slices and all(
-            machine.tables.keys() <= query.slices.keys()
-            and all(self.is_needed(name, file) for name, file in machine.files.items())
-            for machine in self.world.machines.values()
+        named = {part.name for of in query.inventory.values() for part in of.parts}
+        for manifest in self.world.durable.manifests.values():
+            named |= {part.name for of in manifest.parts.values() for part in of}
+        machines = self.world.machines.values()
+        strays = any(machine.vault.keys() - named for machine in machines)
+        return (
+            max(slices.values(), default=0) <= self.plan.most_slices
+            and all(machine.tables.keys() <= query.slices.keys() for machine in machines)
+            and all(self.is_needed(*file) for machine in machines for file in machine.files.items())
+            and (not strays or self._is_storing())
         )
 
     def is_needed(self, name: str, file: File) -> bool:
@@ -757,6 +775,10 @@ class Simulation:
             for order in orders
             if isinstance(order, o.Store | o.Capture)
         )
+
+    def _is_storing(self) -> bool:
+        waiting = self.driver.query.outstanding.values()
+        return any(isinstance(each.order, o.Store | o.Merge) for each in waiting)
 
     def _why(self) -> str:
         query = self.driver.query

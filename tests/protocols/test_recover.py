@@ -1,6 +1,7 @@
 """Recovery: what was lost is made elsewhere and replayed, and the rest is left alone."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -206,6 +207,41 @@ def test_a_damaged_part_is_not_used_again() -> None:
     play.let_go(o.Make)
     assert play.told("going back"), "no node that may come has anything better"
     assert play.query.settled
+
+
+@dataclass(frozen=True)
+class AtTwoPeers(AtPeers):
+    def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
+        others = sorted(set(nodes) - {owner})
+        return others[0], others[-1]
+
+
+def test_a_copy_that_is_damaged_is_not_asked_for_again_while_another_holder_is_silent() -> None:
+    play = with_checkpoint(hosts="abcd", backup=AtTwoPeers())
+    play.hold(o.Make, o.Prepare)
+    play.lose("a")
+    (make,) = play.waiting(o.Make)
+    (part,) = make.parts
+    assert part.holders == ("b", "d")
+    what = {"unreachable": "d", "damaged": part.name, "damaged_at": ("b",)}
+    play.fail(make, "d is silent", **what)
+    (prepare,) = play.waiting(o.Prepare)
+    assert (make.slice.node, prepare.host) == ("c", "d")
+    kept = {each.name: each for each in play.query.inventory["op"].parts}
+    assert kept[part.name].holders == ("d",), "it may be whole there"
+    play.finish(prepare, Inspected({}, frozenset(kept)))
+    play.wait(1)
+    (again,) = play.waiting(o.Make)
+    assert again.parts[0].holders == ("d",)
+    play.lose("d")
+    play.fail(again, "d was lost", unreachable="d")
+    before = len(play.sent)
+    play.let_go(o.Make, o.Prepare)
+    play.wait(200)
+    used = {each.name for made in makes_since(play, before) for each in made.parts}
+    assert part.name not in used
+    assert play.query.settled
+    assert play.query.recovery is None
 
 
 def test_state_without_any_checkpoint_is_computed_from_the_first_batch() -> None:

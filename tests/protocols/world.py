@@ -39,9 +39,11 @@ class Trouble(Exception):
         damaged: str | None = None,
         unreachable: str | None = None,
         missing: SliceId | None = None,
+        damaged_at: tuple[str, ...] = (),
     ) -> None:
         super().__init__(reason)
         self.damaged, self.unreachable, self.missing = damaged, unreachable, missing
+        self.damaged_at = damaged_at
 
 
 class Missing(Trouble):
@@ -251,7 +253,12 @@ class World:
         if not whole:
             silent = [h for h in part.holders if not self._answers(h, reader)]
             if silent:
-                raise Trouble(f"{silent[0]} does not answer", unreachable=silent[0])
+                raise Trouble(
+                    f"{silent[0]} does not answer",
+                    part.name if reached else None,
+                    silent[0],
+                    damaged_at=tuple(reached),
+                )
             raise Trouble(f"{part.name} is {'damaged' if there else 'not there'}", part.name)
         return whole[0]
 

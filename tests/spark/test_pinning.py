@@ -6,7 +6,7 @@ from pyspark.sql import functions as F
 
 from anabranch.spark.buffers import Buffer
 from anabranch.spark.hashing import KeyHash
-from anabranch.spark.nodes import is_local, live_hosts
+from anabranch.spark.nodes import is_local
 from anabranch.spark.pinning import one_task_each
 from anabranch.spark.shuffle import Router
 from anabranch.state.groups import Routing
@@ -86,9 +86,8 @@ def test_what_was_sent_is_not_computed_again(spark: SparkSession) -> None:
     assert computed.value == 2000
 
 
-def test_the_driver_alone_is_no_node(spark: SparkSession) -> None:
+def test_the_driver_runs_the_tasks_itself(spark: SparkSession) -> None:
     assert is_local(spark)
-    assert live_hosts(spark) == frozenset()
 
 
 def test_a_trimmed_buffer_is_forgotten_at_once(spark: SparkSession) -> None:

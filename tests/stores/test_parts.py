@@ -242,21 +242,30 @@ def test_a_part_is_at_all_of_its_holders_and_one_of_them_is_enough(
     del stores["c:1"]
     assert retrieve(peers, operator) == [captures[0]]
     stores["a"].delete(part.name)
-    with pytest.raises(CheckpointNotFound):
+    with pytest.raises(DidNotHappen, match="node c:1 has no agent now") as silent:
         retrieve(peers, operator)
+    assert silent.value.host == "c:1", "its agent may be replaced, and have the part all the same"
+    assert (silent.value.part, silent.value.without) == (part.name, ("a",))
     stores["c:1"] = FaultyStore(MemoryStore(), seed=1, rate=1)
     with pytest.raises(DidNotHappen, match="refused by the faulty store"):
         retrieve(peers, operator)
+    stores["c:1"] = MemoryStore()
+    with pytest.raises(CheckpointNotFound) as lost:
+        retrieve(peers, operator)
+    assert lost.value.part == part.name
 
 
 def test_a_part_that_not_all_holders_take_is_not_stored(captures: list[Capture]) -> None:
     stores: dict[str, BackupStore] = {"a": MemoryStore()}
     peers = PeerStore(lambda: stores)
-    with pytest.raises(DidNotHappen, match="node b was lost"):
+    with pytest.raises(DidNotHappen, match="node b has no agent now") as none:
         back_up(peers, captures[0], holders=("b", "a"))
+    assert none.value.host == "b"
     assert stores["a"].list() == []
-    with pytest.raises(MayHaveHappened, match=r"^b/parts/.* was not stored, but a/parts/.* was: "):
+    wanted = r"^b/parts/.* was not stored, but a/parts/.* was: "
+    with pytest.raises(MayHaveHappened, match=wanted) as some:
         back_up(peers, captures[0], holders=("a", "b"))
+    assert some.value.host == "b"
     stores["b"] = MemoryStore()
     part = back_up(peers, captures[0], holders=("a", "b"))
     assert stores["a"].list() == stores["b"].list() == [part.name]

@@ -28,7 +28,7 @@ from anabranch.coordinator.nodes import Agents, Nodes, OneNode, Watcher
 from anabranch.coordinator.replays import Replays, stateful_before
 from anabranch.coordinator.shell import Asking, Shell
 from anabranch.coordinator.stream import Launch, Stream
-from anabranch.errors import AnabranchError, DidNotHappen, PlanError
+from anabranch.errors import AnabranchError, Deposed, DidNotHappen, PlanError
 from anabranch.movement.policy import Movement
 from anabranch.nodes.claims import Claim
 from anabranch.nodes.folders import StateRoot, state_folder
@@ -127,6 +127,18 @@ class Assembly:
         """Drop all state tables, once their state is stored."""
         for host, tables in self.asking.tables_at(self.loop.query).items():
             self.asking.drop_tables(host, tables)
+
+    def tell_end(self, failure: AnabranchError | None, reason: str) -> None:
+        """Tell that the query has ended: because it failed, or else for a reason."""
+        if isinstance(failure, Deposed):
+            driver = self.ledger.reign.epoch
+            self.events.add("driver deposed", driver=driver, reason=str(failure))
+        self.events.add(
+            "query stopped",
+            version=self.batches.committed,
+            reason=reason if failure is None else str(failure),
+            failed=failure is not None,
+        )
 
     def closing(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """What to close, in this order, and the consequence if closing fails."""
@@ -252,7 +264,12 @@ def _taken_over(
     loop = Loop(Query(operators, policies, reign.epoch))
     batches = Batches(program, loop, ledger, spark)
     replays = Replays(
-        plan, batches.sent.get, batches.router, batches.reports, settings.movement.from_source
+        spark.sparkContext,
+        plan,
+        batches.sent.get,
+        batches.router,
+        batches.reports,
+        settings.movement.from_source,
     )
     launch = Launch(
         spark,

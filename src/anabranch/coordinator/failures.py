@@ -47,6 +47,16 @@ _PLANNED = (
     "Concurrent update to the log",
     "Multiple streaming queries are concurrently using",
 )
+_OUTAGE = (
+    "java.io.IOException",
+    "java.net.",
+    "java.nio.channels.",
+    "java.util.concurrent.TimeoutException",
+    "SdkClientException",
+    "SdkException",
+    "RetriableException",
+    "org.apache.kafka.common.errors.TimeoutException",
+)
 _STOPPED = ("SparkContext was shut down", "stopped SparkContext", "SparkContext is stopped")
 _TRY_AGAIN = {
     StateLocked,
@@ -76,6 +86,15 @@ def reshaped(error: BaseException) -> bool:
 def another_planned(error: BaseException) -> bool:
     """Whether Spark's query ended because another driver had written the same entry of its log."""
     return any(sign in str(error) for sign in _PLANNED)
+
+
+def outage(error: BaseException) -> bool:
+    """Whether Spark's query ended because a source, or the store of its logs, did not answer."""
+    if session_gone(error) or _library_error(error) is not None:
+        return False
+    # Only the stack trace of the error of Spark's query has the names of its causes.
+    text = f"{error} {getattr(error, '_stackTrace', '')}"
+    return any(sign in text for sign in _OUTAGE) and "Traceback" not in text
 
 
 def session_gone(error: BaseException) -> bool:

@@ -4,6 +4,11 @@ Spark calls :meth:`HandOver.take` for each batch, in a thread of its own. The th
 protocols for the batch and waits for the order to run it. A failed attempt is reported to the
 protocols, which recover what was lost and order the batch again. The call returns once the batch
 is committed. It raises if the stream ends, or if Spark must run earlier batches again.
+
+Unlike other orders, the order to run a batch has no deadline: only its user knows how long a batch
+may take. An executor that hangs misses Spark's heartbeats, and is lost. While a batch is slow, the
+nodes that it runs on are asked whether their agents answer; see :mod:`anabranch.protocols.nodes`. A
+batch is cancelled when one of its nodes is lost, and is run again.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ it checks its epoch before each write; see :mod:`anabranch.coordinator.epochs`.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from anabranch.coordinator import identity, rewind
 from anabranch.coordinator.commits import NOTHING, Commit, CommitLog, times_of
 from anabranch.coordinator.epochs import Reign
 from anabranch.coordinator.identity import Identity
-from anabranch.errors import CheckpointError, StoreError
+from anabranch.errors import CheckpointError, MayHaveHappened, StoreError
 from anabranch.protocols.model import Facts, Published, Routed
 from anabranch.protocols.orders import Note, Withdraw
 from anabranch.spark.logs import SparkLogs, digest
@@ -25,8 +24,6 @@ from anabranch.state.capture import CheckpointSchema
 from anabranch.stores.manifests import Manifest, Manifests, OperatorManifest
 from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
-
-_log = logging.getLogger("anabranch")
 
 Secure = Callable[[Version], Mapping[Version, str]]
 """Has results and Spark's logs up to a version on disk; the offsets that a manifest notes."""
@@ -55,7 +52,8 @@ class Ledger:
         self._latest = NOTHING
         self._withdrawn: set[Version] = set()
         """Versions that are to be withdrawn, and whose manifests may still be there."""
-        self._noting = threading.Lock()
+        self.writer = ThreadPoolExecutor(1, "anabranch-ledger")
+        """The one thread that writes notes and manifests, and deletes."""
 
     # What a driver begins with
 
@@ -159,24 +157,32 @@ class Ledger:
         self._manifests.put(Manifest(version, operators, info))
 
     def withdraw(self, order: Withdraw) -> None:
-        """Delete manifests, then parts, so that no manifest names a deleted part."""
+        """Delete manifests, then parts, so that no manifest names a deleted part.
+
+        A part that cannot be deleted does not keep the others; a StoreError names it in the end.
+        """
         self.reign.check()
         # Those first whose manifests could not be deleted before: they may name these parts.
         self._withdrawn |= set(order.versions)
         for version in sorted(self._withdrawn, reverse=True):
             self._manifests.drop(version)
             self._withdrawn.discard(version)
+        failures: list[StoreError] = []
+        silent: set[str | None] = set()
         for part in order.parts:
-            for name in part.copies:
+            for host, name in zip(part.holders or (None,), part.copies, strict=True):
+                if host is not None and host in silent:
+                    continue  # each of its parts would take as long as the first
                 try:
                     self.parts.delete(name)
                 except StoreError as error:
-                    # It is swept with the next start.
-                    _log.info(
-                        "Checkpoint file %s was not deleted; the next start deletes it: %s",
-                        name,
-                        error,
-                    )
+                    failures.append(error)
+                    silent.add(error.host)
+        if failures:
+            raise MayHaveHappened(
+                f"not all of {len(order.parts)} checkpoint files were deleted; they are when their "
+                f"node is ready again, or at the next start: {failures[0]}"
+            ) from failures[0]
 
     def note(self, order: Note) -> None:
         """Write the routing of operators and the nodes of their slices."""
@@ -192,16 +198,18 @@ class Ledger:
         self._save(asked={**self.known.asked, operator: instances})
 
     def note_boot(self) -> None:
-        """Write the boot id of the machine: everything in the folder is of this boot."""
-        self._save(boot=boot_id())
+        """Write the boot id of the machine: everything in the folder is of this boot.
+
+        No order does this, so it is passed to the thread that writes.
+        """
+        self.writer.submit(self._save, boot=boot_id()).result()
 
     def _save(self, **fields: Any) -> None:
-        with self._noting:  # the boot is noted by another thread than the rest
-            now = replace(self.known, **fields)
-            if now != self.known:
-                self.reign.check()
-                identity.save(self.store, now)
-                self.known = now
+        now = replace(self.known, **fields)
+        if now != self.known:
+            self.reign.check()
+            identity.save(self.store, now)
+            self.known = now
 
     def withdraw_after(self, version: Version) -> None:
         """Delete the manifests of all later versions, whoever has published them."""

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from anabranch.coordinator import story
@@ -45,6 +45,36 @@ def microseconds_now() -> int:
     return time.monotonic_ns() // 1000
 
 
+class Given(Future[Any]):
+    """The future of a command's result. To cancel it is to give the command up."""
+
+    def __init__(self, give_up: Callable[[], None]) -> None:
+        super().__init__()
+        self._give_up = give_up
+        self.unwanted = False
+        """Whether the command was given up."""
+
+    def cancel(self) -> bool:
+        """Give the command up, and wait until it has ended.
+
+        False if it was executed, or had failed, before it could be given up.
+        """
+        if not self.done():
+            self.unwanted = True
+            self._give_up()
+            wait([self])
+        return self.cancelled()
+
+    def release(self) -> None:
+        """Nobody needs what the command has answered any more, such as captured files."""
+        self._give_up()
+
+    def end_unwanted(self) -> None:
+        """The command was not executed, because it was given up."""
+        super().cancel()
+        self.set_running_or_notify_cancel()
+
+
 class Loop:
     """Feeds events to the protocols, in a thread of its own, until it is closed.
 
@@ -58,7 +88,7 @@ class Loop:
         self._wakes: list[int] = []
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
-        self._commands: dict[CommandId, Future[Any]] = {}
+        self._commands: dict[CommandId, Given] = {}
         self._over: str | None = None
         self._hands: Hands | None = None
         self._thread = threading.Thread(target=self._run, name="anabranch-loop", daemon=True)
@@ -77,19 +107,16 @@ class Loop:
         """Send an event. May be called from any thread, and never waits."""
         self._events.put(event)
 
-    def command(self, make: Callable[[CommandId], Command]) -> tuple[CommandId, Future[Any]]:
-        """Give a command. Returns its number, and a future for its result."""
-        number, future = CommandId(next(self._numbers)), Future[Any]()
+    def command(self, make: Callable[[CommandId], Command]) -> Given:
+        """Give a command. Returns the future of its result."""
+        number = CommandId(next(self._numbers))
+        future = Given(lambda: self.tell(GiveUp(number)))
         with self._changed:
             if self._over is not None:
                 raise QueryFailed(f"the query is not running: {self._over}")
             self._commands[number] = future
         self.tell(make(number))
-        return number, future
-
-    def give_up(self, command: CommandId) -> None:
-        """Cancel a command. Nothing happens if it has ended."""
-        self.tell(GiveUp(command))
+        return future
 
     def wait_for(
         self, condition: Callable[[Query], bool], timeout: float | None = None
@@ -167,10 +194,12 @@ class Loop:
     def _finish(self, command: CommandId, error: str | None, result: object) -> None:
         with self._changed:
             future = self._commands.pop(command, None)
-        if future is None or not future.set_running_or_notify_cancel():
+        if future is None:
             return
         if error is None:
             future.set_result(result)
+        elif future.unwanted:
+            future.end_unwanted()
         else:
             future.set_exception(QueryFailed(error))
 
@@ -181,6 +210,7 @@ class Loop:
             waiting, self._commands = self._commands, {}
             self._changed.notify_all()
         for future in waiting.values():
-            if future.set_running_or_notify_cancel():
-                error: AnabranchError = QueryFailed(f"the query is not running: {reason}")
-                future.set_exception(error)
+            if future.unwanted:
+                future.end_unwanted()
+            else:
+                future.set_exception(QueryFailed(f"the query is not running: {reason}"))

@@ -1,10 +1,14 @@
-"""The driver's access to the nodes of a query: this machine alone, or one agent on each host."""
+"""The driver's access to the nodes of a query: this machine alone, or one agent on each host.
+
+How executors are watched: see :mod:`anabranch.spark.nodes`.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -18,7 +22,7 @@ from anabranch.nodes.remote import NodeStore, RemoteNode
 from anabranch.nodes.requests import Address, Epoch, List, Ping, Request, Stop
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.protocols.model import Host
-from anabranch.spark.nodes import live_hosts, request_nodes
+from anabranch.spark.nodes import Executors, request_nodes
 from anabranch.spark.pinning import one_task_each
 from anabranch.stores.store import BackupStore
 from anabranch.worker.here import ANSWER, AgentStart
@@ -29,6 +33,8 @@ _log = logging.getLogger("anabranch")
 _PING_SECONDS = 3.0
 _LIST_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
+_PAUSE_SECONDS = 1.0
+"""The interval of polls that fail."""
 
 
 class Nodes(Protocol):
@@ -115,10 +121,12 @@ class Agents:
     def __post_init__(self) -> None:
         self._signer = Signer(self.secret)
         self._agents: dict[Host, RemoteNode] = {}
+        self._executors = Executors(self.spark)
+        self._closed = threading.Event()
 
     def alive(self) -> frozenset[Host]:
         """See :meth:`Nodes.alive`."""
-        return live_hosts(self.spark)
+        return self._executors.hosts()
 
     def prepare(self, host: Host) -> None:
         """See :meth:`Nodes.prepare`."""
@@ -138,7 +146,11 @@ class Agents:
         for found, address in one_task_each(self.spark, [host]).mapInArrow(run, ANSWER).collect():
             if address is not None:
                 self._agents[found] = RemoteNode(
-                    address, self._signer, silence=self.silence, tls_root=self.trusted
+                    address,
+                    self._signer,
+                    host=host,
+                    silence=self.silence,
+                    tls_root=self.trusted,
                 )
         if host not in self._agents:
             raise DidNotHappen(
@@ -149,7 +161,7 @@ class Agents:
         """See :meth:`Nodes.ask`."""
         agent = self._agents.get(host)
         if agent is None:
-            raise DidNotHappen(f"node {host} has no agent yet")
+            raise DidNotHappen(f"node {host} has no agent now", host=host)
         return agent.ask(request, deadline)
 
     def held(self, host: Host) -> frozenset[str]:
@@ -159,7 +171,7 @@ class Agents:
 
     def stores(self) -> Mapping[str, BackupStore]:
         """The stores in which each node with an agent keeps backups of others."""
-        deadline = partial(Deadline, _LIST_SECONDS)
+        deadline = partial(Deadline, _LIST_SECONDS, self._closed)
         agents = dict(self._agents)
         return {host: NodeStore(agent, self.epoch, deadline) for host, agent in agents.items()}
 
@@ -173,16 +185,20 @@ class Agents:
 
     def close(self) -> None:
         """See :meth:`Nodes.close`: the agents end."""
-        for host, agent in list(self._agents.items()):
-            try:
-                agent.ask(Stop(epoch=self.epoch), Deadline(_PING_SECONDS))
-            except AnabranchError as error:
-                _log.info(
-                    "The agent of node %s was not stopped; it ends with its executor: %s",
-                    host,
-                    error,
-                )
-            self._forget(host)
+        self._closed.set()
+        agents = dict(self._agents)
+        if agents:
+            with ThreadPoolExecutor(len(agents), "anabranch-end") as pool:
+                list(pool.map(self._end, agents))
+
+    def _end(self, host: Host) -> None:
+        try:
+            self.ask(host, Stop(epoch=self.epoch), Deadline(_PING_SECONDS))
+        except AnabranchError as error:
+            _log.info(
+                "The agent of node %s was not stopped; it ends with its executor: %s", host, error
+            )
+        self._forget(host)
 
     def _forget(self, host: Host) -> None:
         agent = self._agents.pop(host, None)
@@ -217,16 +233,27 @@ class Watcher:
 
     def _watch(self) -> None:
         known: frozenset[Host] = frozenset()
-        while True:
+        failed = False
+        while not self._over.wait(_PAUSE_SECONDS if failed else _LOOK_SECONDS):
             try:
                 now = self._alive()
-            except Exception as error:  # the JVM is gone, which whoever runs batches notices
-                _log.info("Executors are not watched any more, because Spark ended: %s", error)
-                return
+            except Exception as error:
+                # The known nodes are not lost. If Spark has ended, the batches fail too.
+                if not failed:
+                    _log.warning(
+                        "Executors cannot be polled, so new and lost nodes are not noticed; trying "
+                        "again every %.0f s: %s: %s",
+                        _PAUSE_SECONDS,
+                        type(error).__name__,
+                        error,
+                    )
+                failed = True
+                continue
+            if failed:
+                _log.warning("Executors are polled again.")
+                failed = False
             for host in sorted(known - now):
                 self._lost(host)
             for host in sorted(now - known):
                 self._came(host)
             known = now
-            if self._over.wait(_LOOK_SECONDS):
-                return

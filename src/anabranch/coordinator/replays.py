@@ -6,11 +6,13 @@ run in one Spark job. If a sender's slice was lost too, its own replay makes its
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
 import numpy as np
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -40,6 +42,7 @@ Routers = Callable[[str, Routed], Router | PackedRouter]
 class Replays:
     """The environment for running old batches again."""
 
+    context: SparkContext
     plan: Plan
     sent: Callable[[str, Version], Step | None]
     """What was sent to an operator in a batch."""
@@ -47,9 +50,22 @@ class Replays:
     reports: Reports
     from_source: bool = False
     """Compute everything from the sources on, and use no buffers: for comparison."""
+    tag: str = field(default_factory=lambda: f"anabranch-replay-{uuid.uuid4().hex}")
+    """That of the jobs."""
 
     def run(self, order: Replay, routed: Mapping[str, Routed]) -> None:
         """Bring slices to a version, without outputs. ``routed`` is the present routing."""
+        self.context.addJobTag(self.tag)
+        try:
+            self._run(order, routed)
+        finally:
+            self.context.removeJobTag(self.tag)
+
+    def stop(self) -> None:
+        """Cancel the job in progress, if there is one; the call of :meth:`run` then fails."""
+        self.context.cancelJobsWithTag(self.tag)
+
+    def _run(self, order: Replay, routed: Mapping[str, Routed]) -> None:
         for slices in _runs_together(order.slices):
             first = min(each.version for each in slices) + 1
             for start in range(first, order.upto + 1, _AT_ONCE):

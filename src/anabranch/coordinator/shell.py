@@ -1,16 +1,21 @@
 """The shell around the loop: executes orders in threads, and answers them with events.
 
-A pool of threads sends requests to nodes. One thread writes to the checkpoint folder, in the order
-of the orders; events for the user are among them. One more thread runs Spark jobs that are not
-batches.
+A pool of threads sends requests to nodes. One thread, the ledger's, writes to the checkpoint
+folder, in the order of the orders; events for the user are among them. One more thread runs Spark
+jobs that are not batches.
+
+When the query ends, nobody waits for answers any more. Requests to nodes and Spark jobs are then
+given up; writes to the checkpoint folder are completed.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -28,8 +33,8 @@ from anabranch.errors import (
     AnabranchError,
     CheckpointError,
     Deposed,
+    DidNotHappen,
     PlanError,
-    Refused,
     SchemaChanged,
     StateMissing,
     StoreError,
@@ -37,12 +42,19 @@ from anabranch.errors import (
 from anabranch.nodes import requests
 from anabranch.nodes.captures import fence_of
 from anabranch.nodes.node import Deadline
-from anabranch.nodes.requests import CaptureFile, Epoch, Instance, OperatorName, Request, TableName
+from anabranch.nodes.requests import (
+    CaptureFile,
+    Epoch,
+    Instance,
+    OperatorName,
+    Request,
+    TableName,
+)
 from anabranch.protocols import orders
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import Host, Routed, Slice, SliceId
 from anabranch.protocols.orders import SECOND, Captured, Order, OrderId, patience
-from anabranch.protocols.query import Query, node_of
+from anabranch.protocols.query import Query
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.part import Part
 from anabranch.state.table import TableLayout
@@ -52,6 +64,9 @@ A = TypeVar("A")
 
 _AT_NODES = 32
 _SHORT, _LONG = 60.0, 3600.0
+_LAST_SECONDS = 5.0
+"""How long the end of the query waits for orders in progress."""
+_LOOK_SECONDS = 0.5
 
 
 @dataclass
@@ -62,6 +77,8 @@ class Asking:
     epoch: Epoch
     query: str
     layouts: Mapping[str, TableLayout]
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Set when the query ends: requests in progress are then given up."""
 
     def __post_init__(self) -> None:
         self._tables: dict[SliceId, TableName] = {}
@@ -153,14 +170,14 @@ class Asking:
     def prepare(self, host: Host) -> Inspected:
         """Prepare a node, which then refuses earlier drivers."""
         self.nodes.prepare(host)
-        self.nodes.ask(host, requests.Drop(epoch=self.epoch), Deadline(_SHORT))
+        self.nodes.ask(host, requests.Drop(epoch=self.epoch), self._within(_SHORT))
         return self.inspect(host)
 
     def inspect(self, host: Host, slices: Sequence[Slice] = ()) -> Inspected:
         """The tables and parts on a node, and the versions of some slices."""
         layouts = {table_of(each): self.layouts[each.operator] for each in slices}
         request = requests.Inspect(layouts=layouts)
-        tables = self.nodes.ask(host, request, Deadline(_SHORT))
+        tables = self.nodes.ask(host, request, self._within(_SHORT))
         self._tables.update({slice_of(table): table for table in tables})
         found = {slice_of(table): frozenset(versions) for table, versions in tables.items()}
         files = self.nodes.ask(host, requests.Captures(), Deadline(_SHORT))
@@ -174,7 +191,7 @@ class Asking:
             tables=tuple(self._tables[i] for i in order.slices if i in self._tables),
             captures=tuple(CaptureFile(file) for file in order.files),
         )
-        self.nodes.ask(order.host, request, Deadline(_SHORT))
+        self.nodes.ask(order.host, request, self._within(_SHORT))
 
     def tables_at(self, query: Query) -> dict[Host, list[TableName]]:
         """The tables of a query's slices, by host."""
@@ -186,15 +203,25 @@ class Asking:
     def drop_tables(self, host: Host, tables: Sequence[TableName]) -> None:
         """Delete tables on a node."""
         request = requests.Drop(epoch=self.epoch, tables=tuple(tables))
-        self.nodes.ask(host, request, Deadline(_SHORT))
+        self.nodes.ask(host, request, self._within(_SHORT))
 
     def fetch(self, captured: Captured) -> pa.Buffer:
         """Read a captured file."""
         request = requests.Fetch(file=CaptureFile(captured.file))
-        return self.nodes.ask(captured.node, request, Deadline(_LONG))
+        return self.nodes.ask(captured.node, request, self._within(_LONG))
+
+    def request_nodes(self, total: int) -> None:
+        """Ask the cluster manager for so many nodes; DidNotHappen if it does not support that."""
+        if not self.nodes.request(total):
+            raise DidNotHappen(
+                "the cluster manager does not start executors on request; start them by hand"
+            )
 
     def _ask(self, host: Host, request: Request[A], order: orders.Answered) -> A:
-        return self.nodes.ask(host, request, Deadline(patience(order) / SECOND))
+        return self.nodes.ask(host, request, self._within(patience(order) / SECOND))
+
+    def _within(self, seconds: float) -> Deadline:
+        return Deadline(seconds, self.stopped)
 
 
 class Replaying(Protocol):
@@ -202,6 +229,10 @@ class Replaying(Protocol):
 
     def run(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         """Bring slices to a version."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel the replay in progress."""
         ...
 
 
@@ -240,8 +271,11 @@ class Shell:
         self._at_nodes = ThreadPoolExecutor(_AT_NODES, "anabranch-node")
         # Whether a node answers must not be asked behind what takes long.
         self._probing = ThreadPoolExecutor(_AT_NODES, "anabranch-probe")
-        self._writing = ThreadPoolExecutor(1, "anabranch-ledger")
+        self._writing = ledger.writer
         self._spark = ThreadPoolExecutor(1, "anabranch-replay")
+        self._in_progress: dict[Future[None], ThreadPoolExecutor] = {}
+        self._refused: str | None = None
+        """Why the last request for nodes was refused, if it was."""
 
     def carry_out(self, number: OrderId | None, order: Order) -> None:
         """See :meth:`~anabranch.coordinator.loop.Hands.carry_out`."""
@@ -288,7 +322,7 @@ class Shell:
             case orders.Drop():
                 self._execute_unanswered(self._at_nodes, order, lambda: ask.drop(order))
             case orders.AskNodes(total):
-                self._execute_unanswered(self._at_nodes, order, lambda: ask.nodes.request(total))
+                self._execute_unanswered(self._at_nodes, order, lambda: self._request_nodes(total))
             case orders.Trim(operator, upto):
                 self._execute_unanswered(
                     self._spark, order, lambda: self._batches.trim(operator, upto)
@@ -310,15 +344,40 @@ class Shell:
         self._loop.tell(Failed(OrderId(0), str(error), fenced=True))
 
     def close(self) -> None:
-        """Wait for orders in progress, and accept no more."""
-        for pool in (self._spark, self._probing, self._at_nodes, self._writing):
-            pool.shutdown(wait=True, cancel_futures=pool is self._spark)
+        """Accept no more orders, and end those in progress within seconds."""
+        self._asking.stopped.set()
+        for pool in (self._spark, self._probing, self._at_nodes):
+            pool.shutdown(wait=False, cancel_futures=pool is self._spark)
+        until = time.monotonic() + _LAST_SECONDS
+        while (left := dict(self._in_progress)) and time.monotonic() < until:
+            if self._spark in left.values():
+                self._replays.stop()  # again and again, because a replay is several jobs
+            wait(left, _LOOK_SECONDS)
+        # The last one, because it writes that others have failed.
+        self._writing.shutdown(wait=not left)
+        if left:
+            _log.warning(
+                "The query ends while %d of its orders are still in progress; they end by "
+                "themselves.",
+                len(left),
+            )
 
     def _record(self, kind: str, details: Mapping[str, Any]) -> Event:
         """Record an event before its command ends, so that the caller finds it in the events."""
         seconds = float(details.get("seconds", 0.0))
         rest = {name: value for name, value in details.items() if name != "seconds"}
         return self._events.note(kind, seconds, **rest)
+
+    def _request_nodes(self, total: int) -> None:
+        try:
+            self._asking.request_nodes(total)
+        except DidNotHappen as error:
+            # The request is repeated; the same refusal is an event only once.
+            if str(error) != self._refused:
+                self._refused = str(error)
+                raise
+        else:
+            self._refused = None
 
     def _replay(self, order: orders.Replay, routed: Mapping[str, Routed]) -> None:
         self._replays.run(order, routed)
@@ -349,7 +408,7 @@ class Shell:
             else:
                 self._loop.tell(Done(number, answer))
 
-        pool.submit(run)
+        self._submit(pool, run)
 
     def _execute_unanswered(
         self, pool: ThreadPoolExecutor, order: Order, work: Callable[[], object]
@@ -359,23 +418,41 @@ class Shell:
         def run() -> None:
             try:
                 work()
-            except AnabranchError as error:
-                _log.warning("%s failed: %s", story.name_of(order), error)
-            except Exception:
-                _log.exception("%s failed with an unexpected error.", story.name_of(order))
+            except Exception as error:
+                if not isinstance(error, AnabranchError):
+                    _log.exception("%s failed with an unexpected error.", story.name_of(order))
+                self._tell_failed(order, error)
 
-        pool.submit(run)
+        self._submit(pool, run)
+
+    def _tell_failed(self, order: Order, error: Exception) -> None:
+        what, reason = story.name_of(order), str(translated(error))
+        if isinstance(order, orders.Tell):  # another event would fail too
+            _log.warning("%s failed: %s", what, reason)
+            return
+        event = self._events.note("order failed", order=what, reason=reason)
+        tell = orders.Tell(event.kind, event.details)
+        self._execute_unanswered(self._writing, tell, lambda: self._events.store(event))
+
+    def _submit(self, pool: ThreadPoolExecutor, run: Callable[[], None]) -> None:
+        try:
+            future = pool.submit(run)
+        except RuntimeError:  # the query has ended, and the pool with it
+            return
+        self._in_progress[future] = pool
+        future.add_done_callback(lambda done: self._in_progress.pop(done, None))
 
 
 def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed:
     """The answer of a failed order: what the protocols must know of the error."""
-    host = node_of(order)
     told = translated(error)
+    of_store = told if isinstance(told, StoreError) else StoreError()
     return Failed(
         number,
         str(told),
-        unreachable=host if _is_silent(told) else None,
-        damaged=_part_in(order, told) if isinstance(told, CheckpointError) else None,
+        unreachable=of_store.host,
+        damaged=told.part if isinstance(told, CheckpointError) else of_store.part,
+        damaged_at=of_store.without,
         missing=_slice_in(order) if isinstance(told, StateMissing) else None,
         final=_comes_again(order, told),
         fenced=isinstance(told, Deposed),
@@ -388,17 +465,6 @@ def _comes_again(order: orders.Answered, error: AnabranchError) -> bool:
     if isinstance(order, orders.Rewind) and isinstance(error, StateMissing | CheckpointError):
         return True
     return isinstance(error, SchemaChanged | PlanError)
-
-
-def _is_silent(error: AnabranchError) -> bool:
-    """Whether the error says that a node did not answer."""
-    return isinstance(error, StoreError) and not isinstance(error, Refused)
-
-
-def _part_in(order: orders.Answered, error: CheckpointError) -> str | None:
-    """The part of the order that the error names."""
-    parts: tuple[Part, ...] = getattr(order, "parts", ())
-    return next((part.name for part in parts if part.name in str(error)), None)
 
 
 def _slice_in(order: orders.Answered) -> SliceId | None:

@@ -45,6 +45,8 @@ def level(kind: str, details: Mapping[str, Any]) -> int:
     """The log level of an event. Losses, failures and recoveries are warnings."""
     if kind == "restarted" and details.get("start") == details.get("target"):
         return logging.INFO
+    if kind == "query stopped" and not details.get("failed"):
+        return logging.INFO
     return logging.INFO if kind in _ROUTINE else logging.WARNING
 
 
@@ -189,6 +191,13 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
             )
         case "release failed":
             return _end(_start(str(of["reason"])))
+        case "order failed":
+            return _because(f"{of['order']} failed", of)
+        case "driver deposed":
+            return _because(f"Driver {of['driver']} was deposed, so the query ends here", of)
+        case "query stopped":
+            ended = "failed" if of["failed"] else "stopped"
+            return _because(f"The query {ended} after batch {of['version']}", of)
         case _:
             raise KeyError(kind)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from anabranch.coordinator import rewind
 from anabranch.coordinator.events import Events
-from anabranch.coordinator.failures import another_planned, session_gone, translated
+from anabranch.coordinator.failures import another_planned, outage, session_gone, translated
 from anabranch.coordinator.handover import HandOver, TakenBack
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
@@ -27,8 +28,10 @@ from anabranch.spark.sinks.sink import Replaceable, Sink
 from anabranch.units import Version
 
 _log = logging.getLogger("anabranch")
-_RESTARTS = 5
-"""So often in a row Spark's query is started again because another driver has written its logs."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 20.0
+"""Seconds before Spark's query is started again. They double with each failure in a row."""
+_RESTART_SECONDS = 300.0
+"""Spark's query is started again for so long, unless a batch is committed or it runs this long."""
 
 
 Take = Callable[[DataFrame, int], None]
@@ -86,6 +89,62 @@ class Launch:
             _log.warning("Spark's query was not stopped, because its session ended: %s", error)
 
 
+class Lives:
+    """Spark's queries: the one that users see, and the one that runs a batch again.
+
+    A start may take long. A query that must end while it is being started is stopped right after
+    the start, and nobody waits for that. ``unwanted`` says why no query may run, if so.
+    """
+
+    def __init__(self, launch: Launching, take: Take, unwanted: Callable[[], str | None]) -> None:
+        self._launch = launch
+        self._take = take
+        self._unwanted = unwanted
+        self._changed = threading.Condition()
+        self._starting = False
+        self._queries: dict[bool, StreamingQuery] = {}
+        """The key says whether the query runs a single batch again."""
+
+    @property
+    def seen(self) -> StreamingQuery | None:
+        """The one that users see, if it was started."""
+        return self._queries.get(False)
+
+    def start(self, *, once: bool) -> StreamingQuery:
+        """Start a query; QueryFailed if none may run."""
+        with self._changed:
+            self._check()
+            self._starting = True
+        try:
+            started = self._launch.start(self._take, once=once)
+            with self._changed:
+                self._queries[once] = started
+        finally:
+            with self._changed:
+                self._starting = False
+                self._changed.notify_all()
+        try:
+            # A call of end() during the start did not stop this query.
+            self._check()
+        except QueryFailed:
+            self._launch.stop(started)
+            raise
+        return started
+
+    def end(self, *, started: bool = False) -> None:
+        """Stop all queries. With ``started`` it waits for a query that is being started."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (started and self._starting))
+            queries = list(self._queries.values())
+        for query in queries:
+            self._launch.stop(query)
+
+    def _check(self) -> None:
+        why = self._unwanted()
+        if why is not None:
+            raise QueryFailed(why)
+
+
 class Stream:
     """Spark's query, which is started again as often as needed. :meth:`run` returns at its end."""
 
@@ -99,18 +158,14 @@ class Stream:
         events: Events,
         loop: Loop,
     ) -> None:
-        self._launch = launch
+        self._lives = Lives(launch, self._take, self._unwanted)
         self._batches = batches
         self._id = query
         self._sinks = sinks
         self._ledger = ledger
         self._events = events
         self._loop = loop
-        self._lock = threading.Lock()
-        self._stopping = False
-        self._query: StreamingQuery | None = None
-        self._once: StreamingQuery | None = None
-        """The one that runs a batch again, which users do not see."""
+        self._stopping = threading.Event()
         self._again: tuple[Version, Rewind] | None = None
         self._untrusted = False
         self.has_run = False
@@ -121,16 +176,16 @@ class Stream:
     @property
     def spark_query(self) -> StreamingQuery:
         """Spark's handle of the query that was started last."""
-        if self._query is None:
+        if self._lives.seen is None:
             raise QueryFailed("the query has not been started")
-        return self._query
+        return self._lives.seen
 
     def run(self, settle: Callable[[Query], None]) -> AnabranchError | None:
         """Run until the stream ends. Returns its error, if it failed.
 
         ``settle`` is called whenever the state is restored and batches can run.
         """
-        while not self._stopping:
+        while not self._stopping.is_set():
             query = self._loop.wait_for(lambda q: q.settled)
             assert query is not None
             self._batches.resume(self._ledger.commit_of(query.committed))
@@ -142,7 +197,7 @@ class Stream:
                 self._run_on()
                 return None
             except Exception as error:
-                if self._stopping:
+                if self._stopping.is_set():
                     return None
                 if not self._batches.taken_back:
                     return self._deposed() or self._batches.failure or translated(error)
@@ -153,29 +208,48 @@ class Stream:
 
         A driver that was paused may wake up between two batches, and write the offsets of a batch
         before it finds that it was deposed. Spark's query then ends here; it is started again, and
-        runs the batch with these offsets.
+        runs the batch with these offsets. It is also started again after an outage of a source, or
+        of the store of Spark's logs.
         """
-        restarts, at = 0, self._batches.committed
+        since: float | None = None
+        pause = _FIRST_PAUSE
         while True:
-            self._start()
-            self.has_run = True
-            self.ready.set()
+            began, at = time.monotonic(), self._batches.committed
             try:
+                self._lives.start(once=False)
+                self.has_run = True
+                self.ready.set()
                 self.spark_query.awaitTermination()
                 return
             except Exception as error:
-                if self._stopping or self._batches.taken_back or not another_planned(error):
+                if self._is_final(error):
                     raise
-                self._ledger.reign.check()
-                restarts = restarts + 1 if self._batches.committed == at else 1
-                at = self._batches.committed
-                if restarts > _RESTARTS:
+                if (deposed := self._deposed()) is not None:
+                    raise deposed from error
+                now, committed = time.monotonic(), self._batches.committed
+                calm = committed != at or now >= began + _RESTART_SECONDS
+                if since is None or calm:
+                    since, pause = now, _FIRST_PAUSE
+                if now >= since + _RESTART_SECONDS:
                     raise
                 _log.warning(
-                    "A deposed driver wrote the offsets of the batch after batch %s. Restarting "
-                    "Spark's query, which runs that batch with these offsets.",
-                    at,
+                    "Spark's query ended after batch %s, because %s; restarting it in %.1f s: %s",
+                    committed,
+                    "a deposed driver wrote the offsets of the next batch"
+                    if another_planned(error)
+                    else "a source or the store of its logs did not answer",
+                    pause,
+                    translated(error),
                 )
+            if self._stopping.wait(pause):
+                raise QueryFailed("the query is being stopped")
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _is_final(self, error: Exception) -> bool:
+        """Whether Spark's query must not be started again after an error."""
+        if self._stopping.is_set() or self._batches.taken_back or not self.has_run:
+            return True
+        return not (another_planned(error) or outage(error))
 
     def _deposed(self) -> Deposed | None:
         """The Deposed error, if another driver has the query. It explains all other failures."""
@@ -189,18 +263,16 @@ class Stream:
 
     def stop(self) -> None:
         """End after the batch that runs."""
-        with self._lock:
-            self._stopping = True
+        self._stopping.set()
         with suppress(QueryFailed):  # it has ended by itself
             self._loop.wait_for(lambda q: not q.running)
         self._batches.end(QueryFailed("the query is being stopped"))
-        self._end()
+        self._lives.end()
 
     def give_up(self) -> None:
         """End without waiting for a batch, because the query cannot continue."""
-        with self._lock:
-            self._stopping = True
-        self._end()
+        self._stopping.set()
+        self._lives.end()
 
     def rewind(self, order: orders.Rewind) -> None:
         """Rewind Spark to a version. The batches up to the target run again.
@@ -210,7 +282,8 @@ class Stream:
         if order.fence < self._batches.fence:
             raise DidNotHappen(f"rewinding to version {order.start} was given up")
         self._batches.end(TakenBack(f"the query is rolled back to version {order.start}"))
-        self._end()
+        # Spark's logs must not change while a query is being started on them.
+        self._lives.end(started=True)
         start, ledger = order.start, self._ledger
         begun = rewind.pending(ledger.store)
         if self._untrusted:
@@ -256,26 +329,13 @@ class Stream:
         batches.finish(start, self._ledger.store, self._ledger.spark, self._run_one)
 
     def _run_one(self) -> None:
-        once = self._launch.start(self._take, once=True)
-        with self._lock:
-            self._once = once
-        try:
-            once.awaitTermination()
-        finally:
-            with self._lock:
-                self._once = None
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._stopping:
-                raise QueryFailed("the query is being stopped")
-            self._query = self._launch.start(self._take, once=False)
+        self._lives.start(once=True).awaitTermination()
 
     def _take(self, frame: DataFrame, batch: int) -> None:
         self._batches.take(frame, Version(batch))
 
-    def _end(self) -> None:
-        with self._lock:
-            queries = [query for query in (self._query, self._once) if query is not None]
-        for query in queries:
-            self._launch.stop(query)
+    def _unwanted(self) -> str | None:
+        """Why no query of Spark may run now, if so."""
+        if self._stopping.is_set():
+            return "the query is being stopped"
+        return "the query is being taken back" if self._batches.taken_back else None

@@ -1,8 +1,8 @@
 """Requests, answers and errors as JSON, and back.
 
 The type of a value determines its form. Every field of a request is checked before anything is
-done; Refused names the wrong one. An error is sent as the name of its class and a message. Nothing
-is ever unpickled.
+done; Refused names the wrong one. An error is sent as the name of its class, a message, and the
+node or part that it is about. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from anabranch import errors
-from anabranch.errors import AnabranchError, QueryFailed, Refused
+from anabranch.errors import AnabranchError, CheckpointError, QueryFailed, Refused, StoreError
 from anabranch.nodes.requests import (
     VERBS,
     Address,
@@ -131,13 +131,36 @@ def encode_error(error: Exception, doing: str) -> dict[str, Any]:
         name = QueryFailed.__name__
         message = f"{doing} failed: {type(error).__name__}: {error}; see the log of the node"
     short = message.encode(errors="replace")[:LONGEST_MESSAGE].decode(errors="ignore")
-    return {"error": name, "message": short}
+    return {"error": name, "message": short, **_about(error)}
+
+
+def _about(error: Exception) -> dict[str, Any]:
+    match error:
+        case CheckpointError(part=str(part)):
+            return {"part": part}
+        case StoreError():
+            about = {"host": error.host, "part": error.part, "without": list(error.without)}
+            return {name: value for name, value in about.items() if value}
+        case _:
+            return {}
 
 
 def decode_error(value: dict[str, Any]) -> AnabranchError | None:
     """The error in a server's answer. None if its class is not known here."""
     kind, message = _ERRORS.get(str(value.get("error"))), value.get("message")
-    return kind(message) if kind is not None and isinstance(message, str) else None
+    if kind is None or not isinstance(message, str):
+        return None
+    if not issubclass(kind, CheckpointError | StoreError):
+        return kind(message)
+    try:
+        part = _ERROR_PART.read(value.get("part"))
+        if issubclass(kind, CheckpointError):
+            return kind(message, part=part)
+        host = _ERROR_HOST.read(value.get("host"))
+        without = _ERROR_HOSTS.read(value.get("without", []))
+        return kind(message, host=host, part=part, without=without)
+    except _WRONG:
+        return None
 
 
 def cut(value: object) -> str:
@@ -338,3 +361,6 @@ def _part_form() -> _Form:
 
 
 _FORMS[Part] = _part_form()
+_ERROR_PART = _optional(_FORMS[BackupName])
+_ERROR_HOST = _optional(_FORMS[Host])
+_ERROR_HOSTS = _list(_FORMS[Host])

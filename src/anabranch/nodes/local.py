@@ -228,7 +228,7 @@ class LocalNode:
                 near=self._host,
             )
         except CheckpointError as error:
-            raise type(error)(f"{request}: {error}") from error
+            raise type(error)(f"{request}: {error}", part=error.part) from error
 
     def _versions(
         self, table: TableName, layout: TableLayout, deadline: Deadline

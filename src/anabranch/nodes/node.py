@@ -32,10 +32,17 @@ class Deadline:
         self._stopped.wait(min(seconds, self.left()))
         return self.left() == 0
 
+    @property
+    def why(self) -> str:
+        """Why it is over."""
+        if self._stopped.is_set():
+            return "the query has ended"
+        return f"it took longer than {self.seconds:g} s"
+
     def check(self, doing: str) -> None:
         """Raise DidNotHappen if it is over. Called before something is changed."""
         if self.left() == 0:
-            raise DidNotHappen(f"{doing}: given up, as it took longer than {self.seconds:g} s")
+            raise DidNotHappen(f"{doing}: given up, as {self.why}")
 
 
 class Node(Protocol):

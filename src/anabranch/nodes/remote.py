@@ -42,6 +42,8 @@ _KEPT = 8
 _KEPT_SECONDS = 30.0
 """A node keeps connections open for longer than this."""
 _MARGIN, _MARGIN_SECONDS = 0.2, 5.0
+_LOOK_SECONDS = 0.5
+"""The interval in which a wait looks whether its deadline was brought forward."""
 _SOON = 0.001
 """A socket that is told to wait for no time at all would not wait for anything ever after."""
 
@@ -49,10 +51,11 @@ _SOON = 0.001
 class RemoteNode:
     """See :class:`~anabranch.nodes.node.Node`; ``address`` is ``host:port`` of its agent.
 
-    ``silence`` is how long, in seconds, the agent may be silent, or a transfer stall, before the
-    request fails, usually long before its deadline. ``tls_root`` is the certificate (PEM) to trust.
-    Without it nothing is encrypted; requests are signed all the same. May be used from several
-    threads, but not in a process that was forked after its first call.
+    ``host`` is the name of the node; errors have it if the node did not answer. ``silence`` is how
+    long, in seconds, the agent may be silent, or a transfer stall, before the request fails,
+    usually long before its deadline. ``tls_root`` is the certificate (PEM) to trust. Without it
+    nothing is encrypted; requests are signed all the same. May be used from several threads, but
+    not in a process that was forked after its first call.
     """
 
     def __init__(
@@ -60,10 +63,12 @@ class RemoteNode:
         address: str,
         signer: Signer,
         *,
+        host: str | None = None,
         silence: float = chunks.TIMEOUT,
         tls_root: bytes | None = None,
     ) -> None:
         self.address = address
+        self.host = host
         self._signer = signer
         self._silence = silence
         self._tls = None if tls_root is None else client_context(tls_root)
@@ -117,7 +122,7 @@ class RemoteNode:
         try:
             sock = self._kept() or self._connected(deadline)
         except (OSError, ValueError) as error:
-            raise DidNotHappen(f"{doing}: {_short(error)}") from error
+            raise DidNotHappen(f"{doing}: {_short(error)}", host=self.host) from error
         exchange = _Exchange(_Patient(sock, self._silence, deadline), doing)
         try:
             value = codec.encode(request, _earlier(deadline.left()))
@@ -126,8 +131,8 @@ class RemoteNode:
         except (OSError, wire.Malformed) as error:
             why = _short(error)
             if deadline.left() == 0:
-                why = f"it took longer than {deadline.seconds:g} s"
-            raise exchange.lost(f"{doing}: {why}") from error
+                why = deadline.why
+            raise exchange.lost(f"{doing}: {why}", host=self.host) from error
         finally:
             if not exchange.whole or not self._keep(sock, generation):
                 sock.close()
@@ -218,22 +223,27 @@ class _Patient:
 
     def send(self, data: memoryview) -> int:
         """See :meth:`socket.socket.send`."""
-        return self._limited().send(data)
+        return self._waited(lambda: self._sock.send(data))
 
     def recv_into(self, view: memoryview) -> int:
         """See :meth:`socket.socket.recv_into`."""
-        return self._limited().recv_into(view)
+        return self._waited(lambda: self._sock.recv_into(view))
 
     def readable(self) -> bool:
         """Whether there are bytes to read."""
         return _readable(self._sock)
 
-    def _limited(self) -> socket.socket:
-        left = self._deadline.left()
-        if left == 0:
-            raise TimeoutError("the deadline has passed")
-        self._sock.settimeout(max(_SOON, min(self._silence, left)))
-        return self._sock
+    def _waited(self, operation: Callable[[], int]) -> int:
+        until = time.monotonic() + self._silence
+        while True:
+            left = min(until - time.monotonic(), self._deadline.left())
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._sock.settimeout(max(_SOON, min(left, _LOOK_SECONDS)))
+            try:
+                return operation()
+            except TimeoutError:
+                continue
 
 
 class _Exchange:

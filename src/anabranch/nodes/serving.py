@@ -71,7 +71,8 @@ class _Peers:
         self._signer = signer
         self._silence = silence
         self._trusted = trusted
-        self._nodes: dict[str, RemoteNode] = {}
+        self._nodes: dict[tuple[str, str], RemoteNode] = {}
+        """By host and address."""
         self._lock = threading.Lock()
 
     def store(self, request: Backed[Any], deadline: Deadline) -> BackupStore:
@@ -87,11 +88,15 @@ class _Peers:
     def _at(self, peers: Mapping[str, Address]) -> Mapping[str, RemoteNode]:
         """The nodes at these addresses, by host. Nodes at other addresses are dropped."""
         with self._lock:
-            wanted = set(peers.values())
-            for address in self._nodes.keys() - wanted:
-                self._nodes.pop(address).close()
-            for address in wanted - self._nodes.keys():
-                self._nodes[address] = RemoteNode(
-                    address, self._signer, silence=self._silence, tls_root=self._trusted
+            wanted = set(peers.items())
+            for gone in self._nodes.keys() - wanted:
+                self._nodes.pop(gone).close()
+            for host, address in wanted - self._nodes.keys():
+                self._nodes[host, address] = RemoteNode(
+                    address,
+                    self._signer,
+                    host=host,
+                    silence=self._silence,
+                    tls_root=self._trusted,
                 )
-            return {host: self._nodes[address] for host, address in peers.items()}
+            return {host: self._nodes[host, address] for host, address in peers.items()}

@@ -116,6 +116,8 @@ class Failed:
     """The node that did not answer."""
     damaged: str | None = None
     """The part that none of its holders can give."""
+    damaged_at: tuple[Host, ...] = ()
+    """If others of its holders were silent: those that cannot give it."""
     missing: SliceId | None = None
     """The slice whose table is not there, or not at the version it should be at."""
     final: bool = False

@@ -122,7 +122,7 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
     _hand_over(turn, waiting, event)
     if isinstance(event, Failed):
         if event.damaged is not None:
-            turn.forget_part(event.damaged)
+            turn.forget_part(event.damaged, event.damaged_at)
             checkpoint.review(turn)
         if event.unreachable is not None:
             nodes.unreachable(turn, event.unreachable)

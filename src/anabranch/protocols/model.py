@@ -80,6 +80,10 @@ class Node:
     known: frozenset[str] = frozenset()
     """The parts that it was known to hold when it was prepared last: of later ones its answer does
     not tell."""
+    strays: frozenset[str] = frozenset()
+    """The parts that it held when it was inspected last, and that nothing named."""
+    inspected_at: int = 0
+    """When it was inspected last."""
 
     @property
     def is_ready(self) -> bool:

@@ -11,23 +11,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.protocols.events import Done, Failed, Inspected
-from anabranch.protocols.model import Host, Node, Readiness, instances_of, serving
+from anabranch.protocols.model import (
+    NO_GROUPS,
+    Host,
+    Node,
+    Readiness,
+    instances_of,
+    serving,
+)
 from anabranch.protocols.orders import (
     SECOND,
+    Advance,
     AskNodes,
     Capture,
     Drop,
     Inspect,
+    Make,
+    Merge,
     Prepare,
+    Store,
     Wake,
+    Withdraw,
 )
 from anabranch.protocols.query import PROBE, Outstanding, Owner, Query, Turn, node_of
+from anabranch.state.part import Part
+from anabranch.units import NO_VERSION
 
 _TRIES = 3
 _PAUSE = 1 * SECOND
 _BANNED = 30 * SECOND
 _IDLE = 60 * SECOND
 """The interval of probes of idle nodes."""
+_ASK_AGAIN = 60 * SECOND
+"""The interval of requests for missing nodes, as the cluster manager may have refused earlier."""
 
 
 def add(turn: Turn, host: Host) -> None:
@@ -90,12 +106,54 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
-    """Drop the tables on a node that belong to no slice, and the captured files nobody needs."""
+    """Drop the tables, captured files and parts on a node that nothing needs."""
     query = turn.query
-    tables = found.tables.keys() - query.slices.keys() if query.restart is None else ()
+    tables = found.tables.keys() - query.slices.keys() if query.settled else ()
     files = found.files.keys() - _wanted_files(query, found)
     if tables or files:
         turn.send(Drop(host, tuple(sorted(tables)), tuple(sorted(files))))
+    strays = sorted(_strays(turn, host, found.parts)) if query.settled else ()
+    if strays:
+        # After manifests that could not be deleted yet, as one of these may name them.
+        turn.send(Withdraw((), tuple(_stray(name, host) for name in strays)))
+
+
+def _stray(name: str, host: Host) -> Part:
+    """A part of which nothing but the name is known."""
+    return Part(name, "", NO_VERSION, None, NO_GROUPS, (host,))
+
+
+def _strays(turn: Turn, host: Host, held: frozenset[str]) -> frozenset[str]:
+    """The parts on a node that nothing names, and that are not being stored there now.
+
+    The name of a part is not known while it is being stored. As long as an order stores something
+    on the node, a part is stray only if it was there, and unnamed, before that order was given.
+    """
+    query = turn.query
+    node = query.nodes.get(host)
+    if node is None:
+        return frozenset()
+    strays = held - _named(query)
+    _put(turn, replace(node, strays=strays, inspected_at=query.now))
+    storing = [
+        waiting.since
+        for waiting in query.outstanding.values()
+        if isinstance(waiting.order, Store | Merge) and host in waiting.order.holders
+    ]
+    if storing and min(storing) <= node.inspected_at:
+        return frozenset()
+    return strays & node.strays if storing else strays
+
+
+def _named(query: Query) -> set[str]:
+    """The names of all parts that something in the query names."""
+    names = {part.name for of in query.inventory.values() for part in of.parts}
+    for published in query.published:
+        names |= {part.name for of in published.parts.values() for part in of}
+    for waiting in query.outstanding.values():
+        if isinstance(waiting.order, Make | Advance | Merge):
+            names |= {part.name for part in waiting.order.parts}
+    return names
 
 
 def _wanted_files(query: Query, found: Inspected) -> frozenset[str]:
@@ -169,10 +227,13 @@ def ask_for_more(turn: Turn) -> None:
     missing = query.policies.placement.missing(query.nodes.keys(), placed)
     total = len(query.nodes) + missing if missing else 0
     if total != query.asked_nodes:
-        turn.change(asked_nodes=total)
+        turn.change(asked_nodes=total, ask_again_at=query.now)
         if total:
             turn.tell("pool short", nodes=len(query.nodes), missing=missing)
-            turn.send(AskNodes(total))
+    if total and turn.query.ask_again_at <= query.now:
+        turn.change(ask_again_at=query.now + _ASK_AGAIN)
+        turn.send(AskNodes(total))
+        turn.send(Wake(query.now + _ASK_AGAIN))
 
 
 def _prepare(turn: Turn, host: Host) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -174,6 +174,8 @@ class Query:
     restart: Restart | None = None
     reads: tuple[Read, ...] = ()
     asked_nodes: int = 0
+    ask_again_at: int = 0
+    """When missing nodes are requested again."""
     deserted_since: int | None = None
     """Since when no node is ready."""
     probe_at: int = 0
@@ -369,8 +371,8 @@ class Turn:
         if query.stopped is not None:
             return
         self.change(stopped=reason)
-        commands = [each.command for each in (*query.waiting, *query.moves.values())]
-        commands += [each.command for each in query.reads if not each.handed_out]
+        reads = [each for each in query.reads if not each.handed_out]
+        commands = [each.command for each in (*query.waiting, *query.moves.values(), *reads)]
         if query.checkpoints is not None:
             commands += query.checkpoints.open
         for command in commands:
@@ -431,9 +433,11 @@ class Turn:
         Versions that need one of the others do not exist any more.
         """
         missing = self.query.nodes[host].known - has
+        self._forget_copies(host, lambda part: part.name in missing)
 
+    def _forget_copies(self, host: Host, lacks: Callable[[Part], bool]) -> None:
         def keep(part: Part) -> Part | None:
-            if host not in part.holders or part.name not in missing:
+            if host not in part.holders or not lacks(part):
                 return part
             left = tuple(holder for holder in part.holders if holder != host)
             return replace(part, holders=left) if left else None
@@ -455,13 +459,17 @@ class Turn:
         if gone:  # before anything deletes its other parts
             self.send(Withdraw(tuple(gone), ()))
 
-    def forget_part(self, name: str) -> None:
-        """Record that a part cannot be read."""
-        inventory = {
-            operator: of.without({name}) if any(p.name == name for p in of.parts) else of
-            for operator, of in self.query.inventory.items()
-        }
-        self.change(inventory=inventory)
+    def forget_part(self, name: str, at: Collection[Host] = ()) -> None:
+        """Record that a part cannot be read, or not at these of its holders."""
+        if at:
+            for host in at:
+                self._forget_copies(host, lambda part: part.name == name)
+        else:
+            inventory = {
+                operator: of.without({name}) if any(p.name == name for p in of.parts) else of
+                for operator, of in self.query.inventory.items()
+            }
+            self.change(inventory=inventory)
         self.tell("part damaged", part=name)
 
     def add_part(self, part: Part) -> None:

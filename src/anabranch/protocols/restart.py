@@ -163,8 +163,8 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             turn.change(restart=replace(restart, found={**restart.found, **tables}))
         case Make(), Done():
             _made(turn)
-        case Make(), Failed(reason=reason, damaged=damaged):
-            if damaged is not None:
+        case Make(), Failed(reason=reason, damaged=damaged, damaged_at=holders):
+            if damaged is not None and not holders:
                 turn.tell("checkpoint damaged", version=restart.start, reason=reason)
                 restart = replace(restart, damaged=restart.damaged | {restart.start})
                 turn.change(restart=restart)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal, overload
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -133,12 +133,12 @@ class RunningQuery:
         """The same as :meth:`state`, as an Arrow table with the types of the state."""
         self._check_operator(operator)
         self._check_outside("the state of the query")
-        number, found = self._parts.loop.command(lambda number: ReadState(number, operator))
+        found = self._parts.loop.command(lambda number: ReadState(number, operator))
         try:
-            captured: tuple[Captured, ...] = found.result()
+            captured: tuple[Captured, ...] = _awaited(found)
             data = [self._parts.asking.fetch(each) for each in captured]
         finally:
-            self._parts.loop.give_up(number)  # nobody needs the files any more
+            found.release()  # nobody needs the files any more
         return state_rows([read(each, name=operator) for each in data])
 
     def memory(self, name: str) -> DataFrame:
@@ -153,35 +153,53 @@ class RunningQuery:
                 return output.sink.table()
         raise PlanError(f"the query has no memory sink {name!r}; add one with to_memory({name!r})")
 
-    def checkpoint(self) -> Version:
+    @overload
+    def checkpoint(self, *, wait: Literal[True] = True) -> Version: ...
+
+    @overload
+    def checkpoint(self, *, wait: Literal[False]) -> Future[Version]: ...
+
+    def checkpoint(self, *, wait: bool = True) -> Version | Future[Version]:
         """Take a checkpoint of all state now, and wait until it is stored. Returns its version.
 
-        It is tried three times before this raises, as it fails when a node is lost meanwhile.
+        It is tried three times before this raises, as it fails when a node is lost meanwhile. With
+        ``wait=False`` it returns a future of the version at once. Its ``cancel()`` ends the wait;
+        the checkpoint may still be taken.
         """
         self._check_outside("checkpoint()")
-        _, saved = self._parts.loop.command(TakeCheckpoint)
-        return Version(saved.result())
+        saved = self._parts.loop.command(TakeCheckpoint)
+        return _awaited(saved) if wait else saved
 
-    def scale(self, operator: str, instances: int, *, wait: bool = True) -> Future[Any]:
+    def scale(self, operator: str, instances: int, *, wait: bool = True) -> Future[None]:
         """Change the number of instances of an operator while the stream runs.
 
         Returns when rows are routed to the new instances. With ``wait=False`` it returns a future
         at once, and :attr:`changes` shows the step of the scale. If the scale fails, the query
         runs on with its present instances.
+
+        The future's ``cancel()`` gives the scale up. It returns True if nothing has changed. It
+        returns False, and has no effect, if rows are routed to the new instances already, or if the
+        scale has failed. If the wait is interrupted, the scale is given up too.
         """
         self._check_operator(operator)
         self._check_outside("scale()")
         self._parts.loop.query.operators[operator].check(instances)
-        _, done = self._parts.loop.command(lambda number: Scale(number, operator, instances))
+        done = self._parts.loop.command(lambda number: Scale(number, operator, instances))
         if wait:
-            done.result()
+            _awaited(done)
         return done
 
-    def rebalance(self) -> None:
-        """Spread instances evenly over the present nodes, for example after new ones joined."""
+    def rebalance(self, *, wait: bool = True) -> Future[None]:
+        """Spread instances evenly over the present nodes, for example after new ones joined.
+
+        ``wait`` and the future's ``cancel()`` are as for :meth:`scale`. Operators are moved one
+        after the other; those that were moved before the cancellation stay where they are.
+        """
         self._check_outside("rebalance()")
-        _, done = self._parts.loop.command(Rebalance)
-        done.result()
+        done = self._parts.loop.command(Rebalance)
+        if wait:
+            _awaited(done)
+        return done
 
     @property
     def routing(self) -> Mapping[str, Routing]:
@@ -326,6 +344,9 @@ class RunningQuery:
         self._attempt(f"{ended} its state was not saved", self._save)
         for consequence, close in self._parts.closing():
             self._attempt(f"{ended} {consequence}", close)
+        asked = self._asked_to_stop.is_set()
+        why = "stop() was called" if asked else "Spark's query ended"
+        self._parts.tell_end(self._failure, why)
 
     def _attempt(self, consequence: str, action: Callable[[], None]) -> None:
         """Run an action whose failure must not keep the next ones from running."""
@@ -350,6 +371,14 @@ class RunningQuery:
             return
         published = parts.loop.query.published
         if not published or published[-1].version < version:
-            _, saved = parts.loop.command(TakeCheckpoint)
-            saved.result(_SAVE_SECONDS)
+            _awaited(parts.loop.command(TakeCheckpoint), _SAVE_SECONDS)
         parts.forget_tables()
+
+
+def _awaited(command: Future[Any], seconds: float | None = None) -> Any:
+    """What comes of a command. It is given up if nobody waits for it any longer."""
+    try:
+        return command.result(seconds)
+    except BaseException:  # of the command itself, or of who waits for it
+        command.cancel()
+        raise

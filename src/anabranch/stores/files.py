@@ -90,20 +90,20 @@ class FileStore:
                 self._fs.delete_file(partial)
             raise
 
+    @property
+    def creates_once(self) -> bool:
+        """Whether a name can be made only once here; see :meth:`create`."""
+        return self._local
+
     def create(self, name: str, data: bytes) -> bool:
         """Store bytes under a new name. False if the name exists already.
 
-        On a local disk, and wherever else a file can be created only once, exactly one of several
-        writers gets True. In an object store the last writer wins, and the bytes are read back to
-        find out which one it was.
+        Exactly one of several writers gets True. Only a local disk supports this.
         """
+        if not self.creates_once:
+            raise DidNotHappen(f"{self} cannot make {name} only once")
         path = self._path(name)
         with self._failing(MayHaveHappened, "write", path):
-            if self._fs.get_file_info(path).type != fs.FileType.NotFound:
-                return False
-            if not self._local:
-                self.put(name, data)
-                return bool(self.get(name).to_pybytes() == data)
             partial = posixpath.join(self._root, PARTIAL, uuid.uuid4().hex)
             self._make_folder(posixpath.dirname(partial))
             self._make_folder(posixpath.dirname(path))

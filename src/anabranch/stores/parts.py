@@ -77,7 +77,8 @@ def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None
             if number == 0:
                 raise
             raise MayHaveHappened(
-                f"{copy} was not stored, but {', '.join(copies[:number])} was: {error}"
+                f"{copy} was not stored, but {', '.join(copies[:number])} was: {error}",
+                host=error.host,
             ) from error
 
 
@@ -124,15 +125,25 @@ def retrieve(
 def _read(
     store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyGroups, near: str
 ) -> Capture:
-    failures: list[CheckpointError | StoreError] = []
+    damaged: list[CheckpointError] = []
+    silent: list[StoreError] = []
+    without: list[str] = []
+    holders = dict(zip(part.copies, part.holders or ("",), strict=True))
     for copy in sorted(part.copies, key=lambda copy: copy != peer_name(near, part.name)):
         try:
             return _read_copy(store, copy, part, schema, groups)
-        except (CheckpointError, StoreError) as error:
-            failures.append(error)
+        except CheckpointError as error:
+            damaged.append(error)
+            without.append(holders[copy])
+        except StoreError as error:
+            silent.append(error)
+    if not silent:
+        damaged[0].part = part.name
+        raise damaged[0]
     # One that did not answer may have it: nothing is lost as long as there is such a one.
-    silent = [error for error in failures if isinstance(error, StoreError)]
-    raise (silent or failures)[0]
+    if damaged:
+        silent[0].part, silent[0].without = part.name, tuple(without)
+    raise silent[0]
 
 
 def _read_copy(

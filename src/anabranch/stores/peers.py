@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from anabranch.errors import CheckpointNotFound, DidNotHappen
+from anabranch.errors import DidNotHappen
 from anabranch.state.part import peer_name as peer_name
 from anabranch.stores.address import NodeStores, StoreAddress
 from anabranch.stores.store import BackupStore
@@ -19,7 +19,8 @@ AT_PEERS = StoreAddress("anabranch.stores.peers:PeerStore", at_nodes=True)
 class PeerStore:
     """A store whose names start with the node that has the bytes: ``host/name``.
 
-    ``nodes`` gives the stores of the nodes that are alive, by host.
+    ``nodes`` gives the stores of the nodes that have an agent now, by host. Any other node counts
+    as silent. It may still have its parts when its agent is replaced, or when it returns.
     """
 
     def __init__(self, nodes: NodeStores) -> None:
@@ -28,17 +29,15 @@ class PeerStore:
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
         """See :meth:`BackupStore.put`."""
         host, rest = _split(name)
-        node = self._nodes().get(host)
-        if node is None:
-            raise DidNotHappen(f"cannot store {name}: node {host} was lost")
-        node.put(rest, data)
+        self._holder(host, f"store {name}").put(rest, data)
 
     def get(self, name: str) -> pa.Buffer:
         """See :meth:`BackupStore.get`."""
-        return self._holder(name).get(_split(name)[1])
+        host, rest = _split(name)
+        return self._holder(host, f"read {name}").get(rest)
 
     def list(self, prefix: str = "") -> Sequence[str]:
-        """The names at all nodes that are alive."""
+        """The names at all nodes that can be asked."""
         return sorted(
             name
             for host, node in self._nodes().items()
@@ -47,7 +46,7 @@ class PeerStore:
         )
 
     def delete(self, name: str) -> None:
-        """Delete a name. Nothing happens if its node was lost."""
+        """Delete a name. A node without an agent drops it when it has one again."""
         host, rest = _split(name)
         node = self._nodes().get(host)
         if node is not None:
@@ -55,13 +54,13 @@ class PeerStore:
 
     def size(self, name: str) -> int:
         """See :meth:`BackupStore.size`."""
-        return self._holder(name).size(_split(name)[1])
+        host, rest = _split(name)
+        return self._holder(host, f"look up {name}").size(rest)
 
-    def _holder(self, name: str) -> BackupStore:
-        host, _ = _split(name)
+    def _holder(self, host: str, doing: str) -> BackupStore:
         node = self._nodes().get(host)
         if node is None:
-            raise CheckpointNotFound(f"backup {name} was lost with node {host}")
+            raise DidNotHappen(f"cannot {doing}: node {host} has no agent now", host=host)
         return node
 
 
