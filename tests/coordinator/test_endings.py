@@ -180,6 +180,7 @@ def test_a_stop_does_not_wait_until_spark_has_started(
     stopped.start()
     stopped.join(PATIENCE)
     assert not stopped.is_alive(), "Spark's query is being started all the while"
+    query._wanted = 0  # so that it would wait for a batch, and not end by itself
     go_on.set()
     query._supervisor.join(PATIENCE)
     assert not query._supervisor.is_alive()

@@ -1,7 +1,9 @@
 """What lasts of a query, and that only the driver which has the query writes it."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,3 +179,20 @@ def test_notes_of_the_boot_and_of_slices_do_not_overwrite_each_other(tmp_path: P
     assert (known.boot, known.arrangement, [s.node for s in known.slices]) == (
         boot_id(), 4, ["a", "c"],
     )  # fmt: skip
+
+
+def test_one_thread_notes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would overwrite each other's notes, or one would wait for the other with a lock."""
+    of = ledger(tmp_path)
+    threads: set[str] = set()
+    save = identity.save
+
+    def noted(store: Any, known: Any) -> None:
+        threads.add(threading.current_thread().name)
+        save(store, known)
+
+    monkeypatch.setattr(identity, "save", noted)
+    of.writer.submit(of.note, note(3, "a", "b")).result()
+    of.note_boot()
+    assert len(threads) == 1
+    of.writer.shutdown()

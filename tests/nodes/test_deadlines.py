@@ -78,6 +78,21 @@ def test_a_caller_can_give_up_early(node: Reached) -> None:
         node.node.ask(Look(milliseconds=30_000), Deadline(100, stopped))
 
 
+def test_a_caller_can_give_up_an_agent_that_is_silent(agent: AgentAddress, secret: Secret) -> None:
+    """It need not say anything for the caller to see that the query has ended."""
+    stopped = threading.Event()
+    with RemoteNode(str(agent), Signer(secret), silence=100) as node:
+        node.ask(Ping(), Deadline(20))
+        os.kill(agent.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: psutil.Process(agent.pid).status() == psutil.STATUS_STOPPED)
+            threading.Timer(0.5, stopped.set).start()
+            with taking(0.4, 5), pytest.raises(DidNotHappen, match="the query has ended"):
+                node.ask(Ping(), Deadline(60, stopped))
+        finally:
+            os.kill(agent.pid, signal.SIGCONT)
+
+
 def test_a_stopped_agent_costs_the_deadline(
     node: Reached, agent: AgentAddress, secret: Secret
 ) -> None:
