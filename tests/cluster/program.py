@@ -360,7 +360,10 @@ def feed(query: RunningQuery, acts: Acts, source: Path, work: Path, plan: dict) 
         acts.note_upkeep()
         print(f"committed {last}", flush=True)
         if last > before:
-            noted.write_text(str(last))
+            # At once: the process may be killed at any moment.
+            unfinished = noted.with_suffix(".unfinished")
+            unfinished.write_text(str(last))
+            unfinished.replace(noted)
             for number in range(first, last + 1):
                 for act in plan.get("acts", {}).get(str(number), []):
                     acts.do(act)

@@ -111,7 +111,9 @@ def play(
         nonlocal failures
         if chance is not None and query is not None and chance.random() < query.risk / 3:
             raise query.killed("flushing")
-        if chance is not None and run.failing and chance.random() < 0.05:
+        # A few only: the pauses between attempts grow, and a disk that never works ends a query.
+        may_fail = run.failing and failures < 6
+        if chance is not None and may_fail and chance.random() < 0.05:
             failures += 1
             raise OSError(5, "Input/output error")
 
