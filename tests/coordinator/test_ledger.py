@@ -194,5 +194,6 @@ def test_one_thread_notes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(identity, "save", noted)
     of.writer.submit(of.note, note(3, "a", "b")).result()
     of.note_boot()
+    of.note_asked("op", 7)
     assert len(threads) == 1
     of.writer.shutdown()

@@ -508,7 +508,8 @@ def test_many_requests_at_once(case: Case) -> None:
 def test_an_agent_says_which_node_is_silent(start: Starter, secret: Secret, tmp_path: Path) -> None:
     """Not the agent that was asked, which is well, but the one that it could not reach."""
     root = tmp_path / "state" / HOST / QUERY
-    context = {"root": str(root), "host": HOST, "secret": secret.to_hex()}
+    context = {"root": str(root), "host": HOST, "secret": secret.to_hex(),
+               "store": AT_PEERS.to_json()}  # fmt: skip
     address = start(
         folder=tmp_path / "agent", log=tmp_path / "log", node="anabranch.nodes.serving:make",
         context=context,

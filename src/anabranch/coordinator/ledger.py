@@ -194,8 +194,15 @@ class Ledger:
         )
 
     def note_asked(self, operator: str, instances: int) -> None:
-        """Write down that an operator has the number of instances that the program asks for."""
-        self._save(asked={**self.known.asked, operator: instances})
+        """Write down that an operator has the number of instances that the program asks for.
+
+        No order does this, so it is passed to the thread that writes.
+        """
+
+        def write() -> None:
+            self._save(asked={**self.known.asked, operator: instances})
+
+        self.writer.submit(write).result()
 
     def note_boot(self) -> None:
         """Write the boot id of the machine: everything in the folder is of this boot.
