@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from anabranch.cluster import LocalCluster
+from anabranch.cluster.waiting import until
 from chaos import rounds
 from cluster import model, runs
 
@@ -78,6 +79,11 @@ class Driver:
             os.killpg(self.process.pid, what)
 
 
+def has_more(folder: Path, before: set[Path]) -> bool:
+    """Whether there is a new file in a folder, or one comes in time."""
+    return bool(until(lambda: set(folder.iterdir()) - before, _SECONDS))
+
+
 def take_turns(source: Path, work: Path, plan: dict[str, Any], chance: random.Random) -> int:
     """Run the query to its end; returns how many drivers were paused and taken over from."""
     driver = Driver(source, work, plan, 0)
@@ -87,9 +93,13 @@ def take_turns(source: Path, work: Path, plan: dict[str, Any], chance: random.Ra
         driver.pause()
         if driver.process.poll() is not None:
             break
+        epochs = work / "checkpoint" / "epochs"
+        before = set(epochs.iterdir())
         second = Driver(source, work, plan, number + 1)
         when = chance.choice(["at once", "when the other one has run a batch", "much later"])
         print(f"driver {number} paused; wakes up {when}")
+        # Not before: it could be through with the input by the time the other one has started.
+        assert has_more(epochs, before), second.text[-5000:]
         second.await_commits({"at once": 0, "much later": 4}.get(when, 1))
         driver.wake()
         assert driver.end() != 0, "a driver that was taken over from ended as if it were done"
