@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.checkpointing.policy import Kind, Never, Periodic, Situation
 from anabranch.protocols import orders as o
-from anabranch.protocols.events import Done, GiveUp, Inspected, Scale, SliceReport
+from anabranch.protocols.events import Cause, Done, GiveUp, Inspected, Scale, SliceReport
 from anabranch.protocols.model import OperatorPlan
 from anabranch.protocols.orders import SECOND
 from anabranch.state.part import Part
@@ -565,3 +565,20 @@ def test_a_move_leaves_other_checkpoints_incremental() -> None:
     taken = next(order for order in reversed(play.given(o.RunBatch)) if order.captures)
     assert stays < {each.slice for each in taken.captures}
     assert None not in {each.base for each in taken.captures}
+
+
+def test_a_checkpoint_by_command_is_taken_after_the_query_went_back() -> None:
+    play = Play.started(hosts="a", replays=False)
+    play.batches(6)
+    command = play.checkpoint()
+    order = play.ask()
+    assert order is not None
+    assert order.captures
+    play.tables["a"] = {}
+    play.break_off(order, Cause.STATE_MISSING)
+    assert play.told("going back")
+    assert command not in play.ended
+    play.batches(2)
+    play.wait(5)
+    assert play.ended[command].error is None
+    assert play.ended[command].result in play.published

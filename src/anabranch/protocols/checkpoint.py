@@ -380,9 +380,21 @@ def abandon(turn: Turn, reason: str) -> None:
     turn.change(outstanding={**turn.query.outstanding, **publishing})
     if mine.current is not None:
         turn.tell("checkpoint failed", version=mine.current.version, reason=reason)
+    # What a command asked for is begun again once the query runs.
+    tries = {command: mine.tries.get(command, 0) + 1 for command in mine.open}
     for command in mine.open:
-        turn.end(command, reason)
-    turn.change(checkpoints=Checkpoints(last=mine.last, failures=mine.failures))
+        if tries[command] >= _ATTEMPTS:
+            turn.end(command, reason)
+    kept = {command: failed for command, failed in tries.items() if failed < _ATTEMPTS}
+    turn.change(
+        checkpoints=Checkpoints(
+            last=mine.last,
+            wanted_since=turn.query.now,
+            commands=tuple(kept),
+            tries=kept,
+            failures=mine.failures,
+        )
+    )
 
 
 def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
