@@ -582,3 +582,22 @@ def test_a_checkpoint_by_command_is_taken_after_the_query_went_back() -> None:
     play.wait(5)
     assert play.ended[command].error is None
     assert play.ended[command].result in play.published
+
+
+def test_changes_do_not_follow_on_what_the_node_of_the_slice_holds_itself() -> None:
+    """A slice was recovered where its own backup is: that must be stored elsewhere as a whole."""
+    play = Play.started(hosts="abc", instances=1, backup=AtPeers())
+    play.batches(4)
+    (before,) = play.slices
+    (holder,) = play.query.inventory["op"].parts[0].holders
+    assert holder != before.node
+    play.lose(before.node)
+    play.wait(60)
+    play.batches(4)
+    play.wait(60)
+    for each in play.slices:
+        assert play.query.protected(each) is not None
+    published = len(play.published)
+    play.wait(60)
+    assert len(play.told("checkpoint")) <= 8, "it is stored again and again"
+    assert len(play.published) == published

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from anabranch.checkpointing.policy import Kind, Situation
 from anabranch.protocols.events import BatchCommitted, Done, Failed, SliceReport
-from anabranch.protocols.model import Change, Published, Slice, SliceId, serving
+from anabranch.protocols.model import Change, Host, Published, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
     Advance,
@@ -351,9 +351,14 @@ def _is_protected(query: Query, each: Slice) -> bool:
     safe = query.protected(each)
     if safe is not None and safe >= query.trimmed.get(each.operator, NO_VERSION):
         return True
-    others = query.nodes.keys() - {each.node}
+    return each.node not in query.nodes or _survivors(query, each) is None
+
+
+def _survivors(query: Query, each: Slice) -> frozenset[Host] | None:
+    """The nodes that are left if the node of a slice is lost. None: no backup survives that."""
+    others = frozenset(query.nodes.keys() - {each.node})
     next_part = Part("", each.operator, query.committed, None, each.groups, query.holders(each))
-    return each.node not in query.nodes or not query.policies.backup.available(next_part, others)
+    return others if query.policies.backup.available(next_part, others) else None
 
 
 def interrupt(turn: Turn) -> None:
@@ -411,7 +416,9 @@ def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
 
 
 def _capture(query: Query, each: Slice, kind: Kind) -> CaptureWanted:
-    inventory, usable = query.inventory[each.operator], query.usable(each.operator)
+    # Changes are of no use if the node of the slice has what they follow on.
+    inventory = query.inventory[each.operator]
+    usable = query.usable(each.operator, _survivors(query, each))
     known = (
         kind == "delta"
         and query.policies.checkpointing.tracks_changes
