@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(PY)
 export PYSPARK_DRIVER_PYTHON := $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster lint format types check chaos damage power flood simulate bench-state bench-recovery bench-scaling bench-topk bench-lrb lock clean soak
+.PHONY: help setup demo test test-cluster lint format types check chaos damage power flood simulate memory bench-state bench-recovery bench-scaling bench-fragments bench-topk bench-lrb lock clean soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,10 @@ power: setup ## queries on a machine that loses its power, and whose disk fails 
 	POWER=$(or $(POWER),2000) $(PY) -m pytest tests/coordinator/test_power_failure.py -s -q --timeout 36000 -p no:logging
 
 flood: setup ## requests that an agent must refuse, beside which it serves others (FLOOD=1000000)
-	FLOOD=$(or $(FLOOD),1000000) $(PY) -m pytest tests/nodes/test_flood.py -s
+	FLOOD=$(or $(FLOOD),1000000) $(PY) -m pytest tests/nodes/test_flood.py tests/standing/test_ring_flood.py -s
+
+memory: setup ## the private memory of nodes that store, restore and merge a large state (STATE=4096 MB)
+	STATE=$(or $(STATE),4096) $(PY) -m pytest tests/nodes/test_memory.py -s
 
 bench-state: setup ## state benchmarks, Spark's side and ours (ARGS="--quick")
 	@mkdir -p results
@@ -62,6 +65,10 @@ bench-recovery: setup ## a node is killed: recovery of ours and of Spark's (ARGS
 bench-scaling: setup ## an operator grows while it runs, against Spark's stop and restart
 	@mkdir -p results
 	$(BIN)/anabranch bench scaling --json results/scaling.json --plot results/scaling.png $(ARGS)
+
+bench-fragments: setup ## backups as fragments against a shared store, models, rings (ARGS="--quick")
+	@mkdir -p results
+	$(BIN)/anabranch bench fragments --json results/fragments.json --plot results/fragments.png $(ARGS)
 
 bench-topk: setup ## rankings every 30 s from 18 sources that do not wait
 	@mkdir -p results

@@ -108,7 +108,7 @@ class Side:
             keys=("key",),
             layout=self.layout,
             output=output,
-            side=None,
+            late=None,
             root=self.root,
             version=Version(version),
             fence=version,

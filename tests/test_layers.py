@@ -25,8 +25,8 @@ ORDER: list[set[str]] = [
     {"plan", "nodes"},
     {"operators"},
     {"stores"},
-    {"state"},
-    {"kernels"},
+    {"state", "fragments"},
+    {"kernels", "ring"},
     LEAVES,
 ]
 """A package imports those that stand below it, never one beside it; the leaves may form a tree. The

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anabranch.backup.files import Files as Files
+    from anabranch.backup.fragments import Fragments as Fragments
     from anabranch.backup.upstream import Upstream as Upstream
     from anabranch.checkpointing import Never as Never
     from anabranch.checkpointing import Periodic as Periodic
     from anabranch.coordinator.events import Event as Event
     from anabranch.coordinator.progress import Change as Change
+    from anabranch.coordinator.progress import FragmentsProgress as FragmentsProgress
     from anabranch.coordinator.progress import InstanceProgress as InstanceProgress
     from anabranch.coordinator.progress import Latency as Latency
     from anabranch.coordinator.progress import OperatorProgress as OperatorProgress
@@ -37,8 +39,15 @@ if TYPE_CHECKING:
     from anabranch.errors import StateLocked as StateLocked
     from anabranch.errors import StateMissing as StateMissing
     from anabranch.errors import StoreError as StoreError
+    from anabranch.fragments.adapt import Adapt as Adapt
+    from anabranch.fragments.adapt import Prefer as Prefer
+    from anabranch.fragments.fragment import encode as encode
+    from anabranch.fragments.fragment import recompute as recompute
     from anabranch.movement.policy import FromCheckpoint as FromCheckpoint
     from anabranch.movement.policy import FromInput as FromInput
+    from anabranch.nodes.standing.client import Ring as Ring
+    from anabranch.nodes.standing.retrieving import retrieve as retrieve
+    from anabranch.nodes.standing.saving import save as save
     from anabranch.nodes.tls import Tls as Tls
     from anabranch.operators.aggregates import approx_count_distinct as approx_count_distinct
     from anabranch.operators.aggregates import count as count
@@ -89,16 +98,24 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "backup.files": "Files",
+    "backup.fragments": "Fragments",
     "backup.upstream": "Upstream",
     "checkpointing": "Never Periodic",
     "coordinator.events": "Event",
-    "coordinator.progress": "Change InstanceProgress Latency OperatorProgress Progress",
+    "coordinator.progress": (
+        "Change FragmentsProgress InstanceProgress Latency OperatorProgress Progress"
+    ),
     "errors": (
         "AnabranchError CheckpointCorrupt CheckpointError CheckpointNotFound Deposed "
         "DidNotHappen Fenced MayHaveHappened Misplaced PlanError QueryFailed SchemaChanged "
         "SinkFailed StateError StateFull StateLocked StateMissing StoreError"
     ),
+    "fragments.adapt": "Adapt Prefer",
+    "fragments.fragment": "encode recompute",
     "movement.policy": "FromCheckpoint FromInput",
+    "nodes.standing.client": "Ring",
+    "nodes.standing.retrieving": "retrieve",
+    "nodes.standing.saving": "save",
     "nodes.tls": "Tls",
     "operators.aggregates": "approx_count_distinct count first last max mean min sum variance",
     "operators.context": "Context",

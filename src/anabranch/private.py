@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from anabranch.errors import PlanError
@@ -17,7 +18,8 @@ def private_folder(path: Path) -> Path:
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # another process made it; it may also remove it
+            folder.mkdir(mode=0o700)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PlanError(

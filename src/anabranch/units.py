@@ -39,6 +39,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 Size = str | int
 """A number of bytes: ``"64 GiB"``, ``"500 MB"``, or the number itself."""
 
+_BITS = {"bit": 1, "kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
+_BIT_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*(?:/\s*s)?\s*")
+
 Duration = str | float | timedelta
 """A length of time: ``"30 seconds"``, a :class:`~datetime.timedelta`, or a number of seconds."""
 
@@ -96,3 +99,20 @@ def byte_count(size: Size, *, what: str = "size") -> int:
     if count < 0:
         raise PlanError(f"{what}: {size!r} is negative")
     return count
+
+
+def bits_per_second(rate: str, *, what: str = "rate") -> int:
+    """Turn the rate of a link into bits per second.
+
+    >>> bits_per_second("100 Mbit")
+    100000000
+    >>> bits_per_second("2.5 Gbit/s")
+    2500000000
+    """
+    match = _BIT_RATE.fullmatch(rate.lower()) if isinstance(rate, str) else None
+    unit = _BITS.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise PlanError(
+            f"{what}: cannot read {rate!r} as bits per second; write it like '100 Mbit' or '1 Gbit'"
+        )
+    return round(float(match[1]) * unit)

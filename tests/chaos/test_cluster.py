@@ -49,9 +49,9 @@ _LONG_SILENCE = (42.0, 60.0)
 def plan_of(number: int, most: int) -> dict[str, Any]:
     """How the query runs in a round, and what is done after which file."""
     chance = random.Random(SEED + number)
-    backup = ("files", "upstream")[(SEED + number) % 2]
+    backup = ("files", "upstream", "fragments")[(SEED + number) % 3]
     kinds = list(KINDS)
-    if backup == "upstream":  # the nodes have the backups of each other, and only they
+    if backup != "files":  # the nodes have the backups of each other, and only they
         without = ("kill two", "kill all", "everything", "fill", "damage")
         kinds = [kind for kind in kinds if kind not in without]
     with_disk = backup == "files" and faults.can_mount()

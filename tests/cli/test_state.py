@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,9 @@ from anabranch.cli import state as state_module
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.stores import Manifest, Manifests, OperatorManifest, back_up
+from anabranch.stores.manifests import QUERY
+from anabranch.stores.peers import AT_PEERS
+from anabranch.stores.sealed import seal
 from anabranch.units import Version
 
 GROUPS = 4
@@ -72,6 +76,31 @@ def test_list_names_versions_operators_columns_and_files(folder: Path) -> None:
     assert ["3", "counter", "word", "n", "1", "full"] in [line[:6] for line in lines]
     assert any(line[:2] == ["7", "counter"] and "changes" in line for line in lines)
     assert any(line[:2] == ["7", "other"] for line in lines)
+
+
+def test_files_at_nodes_are_listed_and_reading_them_says_what_is_needed(folder: Path) -> None:
+    store = Files(str(folder)).open()
+    store.put(QUERY, seal("query", {"backup": AT_PEERS.to_json()}))
+    manifests = Manifests(store)
+    before = manifests.get(Version(7))
+    scattered = {
+        name: replace(
+            of, parts=tuple(replace(p, holders=("n1", "n2", "n3"), needed=2) for p in of.parts)
+        )
+        for name, of in before.operators.items()
+    }
+    manifests.put(replace(before, operators=scattered))
+    listed = run("list", folder)
+    assert listed.exit_code == 0, listed.output
+    needs = "3 nodes, any 2 of 3 for each file (n1, n2, n3)"
+    assert f"The files of version 7 of counter are at {needs}." in listed.output
+    assert "version 3 of" not in listed.output
+    for command in (("show",), ("export", "--to", folder / "x.parquet")):
+        refused = run(command[0], folder, "--operator", "counter", *command[1:])
+        assert refused.exit_code != 0
+        told = " ".join(refused.output.split())
+        assert needs in told
+        assert "query.state(operator)" in told
 
 
 def test_show_gives_the_newest_version_unless_told(folder: Path) -> None:

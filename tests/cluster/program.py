@@ -31,7 +31,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -186,8 +188,13 @@ class Acts:
 
     def _await_protection(self) -> None:
         def protected(query: Query) -> bool:
-            served = serving(query.slices.values())
-            return all(query.protected(each) is not None for each in served)
+            served = list(serving(query.slices.values()))
+            nodes = {each.node for each in served}
+            parts = (part for of in query.inventory.values() for part in of.parts)
+            substitutes = query.policies.backup.substitutes
+            return all(query.protected(each) is not None for each in served) and not any(
+                substitutes(part, nodes, query.nodes.keys()) for part in parts
+            )
 
         if self.query._parts.loop.wait_for(protected, 240) is None:
             raise TimeoutError("there are slices without a backup at another node")
@@ -305,8 +312,25 @@ def main() -> None:
             own |= {"spark.executor.cores": 1, "spark.cores.max": plan["cores"]}
         run(None, ab.session(plan["master"], **conf, **own), source, work, plan)
         return
-    with LocalCluster(nodes=plan["nodes"], memory="600m") as cluster:
+    with LocalCluster(nodes=plan["nodes"], memory="600m", link=plan.get("link")) as cluster:
+        assert cluster.linked or not plan.get("link")
         run(cluster, cluster.session(**conf), source, work, plan)
+
+
+BACKUPS = {
+    "files": None,
+    "upstream": ab.Upstream(),
+    "fragments": ab.Fragments(data=2, parity=2),
+    "adapting": ab.Fragments(
+        data=2, parity=2, adapt=ab.Adapt(prefer=ab.Prefer.STORAGE, reliability=0.99)
+    ),
+}
+
+
+def backup_of(plan: dict) -> Any:
+    if "ring" in plan:
+        return ab.Fragments(data=2, parity=2, ring=plan["ring"])
+    return BACKUPS[plan.get("backup", "files")]
 
 
 def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
@@ -319,7 +343,7 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     query = build(spark, work, ordered=plan.get("ordered", False), files=3 if groups else 1).start(
         work / "checkpoint",
         checkpointing=ab.Periodic(plan.get("seconds", 0.5), plan.get("incremental", True)),
-        backup=ab.Upstream() if plan.get("backup") == "upstream" else None,
+        backup=backup_of(plan),
         instances=plan.get("instances", 2),
         placement=ab.Even(pool=plan.get("pool", 0)),
         movement=ab.FromCheckpoint(plan.get("parallelism", 1)),
@@ -333,6 +357,8 @@ def run(cluster, spark, source: Path, work: Path, plan: dict) -> None:
     for operator in OPERATORS:
         pq.write_table(query.state_table(operator), work / "state" / f"{operator}.parquet")
     events = [json.loads(event.to_json()) for event in query.events]
+    fragments = query.progress.fragments if query.progress else None
+    (work / "fragments.json").write_text(json.dumps(fragments and asdict(fragments)))
     (work / "events.json").write_text(json.dumps(events))
     (work / "failures.json").write_text(json.dumps(acts.failures))
     query.stop()

@@ -1,11 +1,15 @@
 """Queries on a real cluster whose nodes are killed: the result is that of an undisturbed run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anabranch.cluster import LocalCluster
+from anabranch.cluster.links import open_network, remove
+from anabranch.testing import LocalRing
+from anabranch.testing.rings import hosts
 from cluster import runs
 
 pytestmark = [
@@ -123,6 +127,81 @@ def test_state_at_peers_outlives_one_node_after_another(
     events = runs.run(source, tmp_path / "work", **plan)
     runs.same(tmp_path / "work", undisturbed[False])
     assert kinds(events).count("failure") == len(kills)
+    assert "going back" not in kinds(events)
+
+
+def test_three_of_five_nodes_are_killed_at_once(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    """The state of an instance is lost together with two of the four nodes that have fragments."""
+    acts = {
+        "2": ["protected"],
+        "3": ["kill 0 1 2", "add", "add", "add", "protected"],
+        "6": ["~scale users 4", "kill 0 1 2", "add", "add", "add", "protected"],
+    }
+    plan = {"nodes": 5, "backup": "fragments", "acts": acts}
+    events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[False])
+    assert kinds(events).count("failure") >= 5
+    assert "recovery" in kinds(events)
+    assert "going back" not in kinds(events)
+    assert "part mended" in kinds(events)
+
+
+def test_nodes_with_links_of_a_limited_rate(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    """A node is killed and returns, and all that passes between nodes and driver is slow."""
+    network = open_network(10_000_000)
+    if network is None:
+        pytest.skip("network namespaces cannot be made here")
+    remove(network.number)
+    network.release()
+    acts = {"3": ["kill 0"], "5": ["~add", "~scale users 3"]}
+    plan = {"nodes": 3, "link": "100 Mbit", "backup": "upstream", "acts": acts}
+    events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[False])
+    assert "recovery" in kinds(events)
+
+
+def test_fragments_adapt_to_what_was_measured(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    """Then two nodes of five are killed at once: that of a slice, and a holder of its fragments."""
+    add = ["add", "add", "protected"]
+    acts = {
+        **{str(file): ["checkpoint"] for file in range(5)},
+        "5": ["protected", "kill 0 1", *add],
+        "8": ["~scale users 4", "kill 0 1", *add],
+    }
+    work = tmp_path / "work"
+    events = runs.run(source, work, nodes=5, backup="adapting", acts=acts)
+    runs.same(work, undisturbed[False])
+    told = [event for event in events if event["kind"] == "fragments adapted"]
+    assert (told[0]["before"], told[0]["data"], told[0]["parity"]) == ([2, 2], 3, 1)
+    assert "3 + 1 stores least within the limits: recovery in" in told[0]["reason"]
+    assert kinds(events).count("failure") >= 4
+    assert "going back" not in kinds(events)
+    shown = json.loads((work / "fragments.json").read_text())
+    assert shown == {name: told[-1][name] for name in ("data", "parity", "stripe")}
+
+
+def test_standing_nodes_outlive_the_driver_and_all_nodes(
+    source: Path, undisturbed: dict[bool, Path], tmp_path: Path
+) -> None:
+    """The cluster is killed with its driver, and two standing nodes: another cluster carries on."""
+    with LocalRing(tmp_path / "ring", hosts(6, start=100)) as ring:
+        plan = {"nodes": 2, "ordered": True, "seconds": 0.2, "ring": str(ring.file)}
+        with LocalCluster(nodes=2, memory="600m") as cluster:
+            runs.kill_after(source, tmp_path / "work", "committed 6", **plan, master=cluster.master)
+            for host in cluster.nodes:
+                cluster.kill(host)
+        ring.kill(ring.hosts[:2])
+        assert list((tmp_path / "work" / "checkpoint").glob("**/parts/*")) == []
+        events = runs.run(source, tmp_path / "work", **plan)
+    runs.same(tmp_path / "work", undisturbed[True])
+    (restarted,) = [event for event in events if event["kind"] == "restarted"]
+    assert restarted["start"] >= 0, "it went on from a checkpoint, not from the sources"
     assert "going back" not in kinds(events)
 
 

@@ -101,7 +101,7 @@ def test_what_is_captured_and_stored_makes_another_slice(place: Place) -> None:
     place.batch(source, 0)
     captured = place.capture(source, 0)
     assert (captured.slice, captured.version, captured.base) == (source.id, 0, None)
-    part = place.asking.store(o.Store(captured, ()))
+    part = place.asking.store(o.Store(captured, ())).part
     assert part.name.startswith(f"{QUERY}/")
     assert not Path(captured.file).exists()
     place.asking.make(o.Make(target, (part,), Version(0)))
@@ -112,10 +112,10 @@ def test_changes_bring_a_slice_on(place: Place) -> None:
     source, target = a_slice(2), a_slice(3)
     place.asking.make(o.Make(source, (), NO_VERSION))
     place.batch(source, 0)
-    full = place.asking.store(o.Store(place.capture(source, 0), ()))
+    full = place.asking.store(o.Store(place.capture(source, 0), ())).part
     place.asking.make(o.Make(source, (full,), Version(0)))
     place.batch(source, 1)
-    change = place.asking.store(o.Store(place.capture(source, 1, base=0), ()))
+    change = place.asking.store(o.Store(place.capture(source, 1, base=0), ())).part
     assert (change.base, change.version) == (0, 1)
     place.asking.make(o.Make(target, (full,), Version(0)))
     order = o.Advance(target, (change,), Version(0), Version(1), fence=2 << 40)
@@ -153,11 +153,11 @@ def test_parts_are_merged_into_one(place: Place) -> None:
     source, target = a_slice(2), a_slice(3)
     place.asking.make(o.Make(source, (), NO_VERSION))
     place.batch(source, 0)
-    full = place.asking.store(o.Store(place.capture(source, 0), ()))
+    full = place.asking.store(o.Store(place.capture(source, 0), ())).part
     place.asking.make(o.Make(source, (full,), Version(0)))
     place.batch(source, 1)
-    change = place.asking.store(o.Store(place.capture(source, 1, base=0), ()))
-    merged = place.asking.merge(o.Merge(source, (full, change), EVERYTHING, Version(1), ()))
+    change = place.asking.store(o.Store(place.capture(source, 1, base=0), ())).part
+    merged = place.asking.store(o.Merge(source, (full, change), EVERYTHING, Version(1), ())).part
     assert (merged.base, merged.version) == (None, 1)
     assert merged.name not in (full.name, change.name)
     place.asking.make(o.Make(target, (merged,), Version(1)))
@@ -219,7 +219,7 @@ def test_parts_that_do_not_lead_there_are_refused(place: Place) -> None:
     source = a_slice(2)
     place.asking.make(o.Make(source, (), NO_VERSION))
     place.batch(source, 0)
-    full = place.asking.store(o.Store(place.capture(source, 0), ()))
+    full = place.asking.store(o.Store(place.capture(source, 0), ())).part
     with pytest.raises(CheckpointError):
         place.asking.make(o.Make(a_slice(3), (full,), Version(1)))
     place.store.put(full.name, b"something else")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -99,6 +100,35 @@ def test_a_sink_outside_is_given_nothing_before_its_offsets_are_flushed(story: S
     assert story.done == ["flush", "check", "a", "outside", "check", "append"]
 
 
+def test_the_flush_of_an_attempt_is_over_when_the_attempt_is(story: Story) -> None:
+    completion = Completion("q", [story.sink("outside", outside=True)], story.ledger)
+    logs, flushing, go_on = story.ledger.spark, Event(), Event()
+    flush = logs.flush
+
+    def slow(version: Version) -> None:
+        flushing.set()
+        assert go_on.wait(60)
+        flush(version)
+
+    logs.flush = slow  # type: ignore[method-assign]
+    with suppress(ZeroDivisionError), completion.begun(run(0)):
+        assert flushing.wait(60)
+        assert story.done == []
+        Timer(0.1, go_on.set).start()
+        raise ZeroDivisionError
+    assert story.done == ["flush"]
+    with completion.begun(run(0)) as delivery:
+        assert delivery() is delivery()
+        assert story.done == ["flush", "flush"]
+
+
+def test_offsets_that_cannot_be_flushed_keep_a_batch_from_its_sinks(story: Story) -> None:
+    completion = Completion("q", [story.sink("outside", outside=True)], story.ledger)
+    story.fails["flush"] = DidNotHappen("full")
+    with completion.begun(run(0)) as delivery, pytest.raises(DidNotHappen, match="full"):
+        delivery()
+
+
 def test_what_was_delivered_before_is_committed_alone(story: Story) -> None:
     completion = Completion("q", [story.sink("outside", outside=True)], story.ledger)
     order = run(0, deliver=False)
@@ -177,9 +207,9 @@ class Unreliable(MemoryStore):
         super().put(name, data)
         self._fail(self.after, "put")
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> Any:
         self._fail(self.before, "get")
-        return super().get(name)
+        return super().get(name, offset, length)
 
     def delete(self, name: str) -> None:
         self._fail(self.before, "delete")

@@ -86,3 +86,24 @@ def test_spoiled_checksums_are_written_anew(spark: Path) -> None:
     logs.repair(Version(2), known)
     assert not stray.exists()
     logs.check(Version(2), None)
+
+
+def test_what_is_written_once_is_flushed_once(spark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(spark / "metadata", {"id": "x"})
+    flushed: list[str] = []
+    monkeypatch.setattr(module, "flush", flushed.append)
+    monkeypatch.setattr(module, "flush_ancestors", flushed.append)
+    logs = SparkLogs(str(spark))
+    logs.flush(Version(0))
+    assert {str(spark), str(spark / "metadata"), str(spark / "sources")} < {*flushed}
+    flushed.clear()
+    logs.flush(Version(1))
+    sources, offsets = spark / "sources" / "0", spark / "offsets"
+    for folder in (sources, offsets):
+        assert {str(folder), str(folder / "1"), str(folder / ".1.crc")} <= {*flushed}
+    assert not {str(spark), str(spark / "metadata"), str(spark / "sources")} & {*flushed}
+    logs.repair(Version(1), {})  # Spark writes anew what this removes
+    flushed.clear()
+    logs.flush(Version(1))
+    assert {str(spark), str(spark / "metadata"), str(spark / "sources")} < {*flushed}
+    assert str(sources / "1") in flushed

@@ -17,9 +17,10 @@ from anabranch.protocols.events import Cause, Scale
 from anabranch.protocols.machine import step
 from anabranch.protocols.query import Query
 from anabranch.testing import MemoryStore
-from protocols import simulator
+from protocols import drivers
+from protocols.plans import Plan
 from protocols.played import Play
-from protocols.simulator import Plan, Simulation
+from protocols.simulator import Simulation
 
 RUNNING = Path(__file__).parents[2] / "docs" / "running.md"
 SOURCE = Path(story.__file__).parents[1]
@@ -47,6 +48,30 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         "Checkpoint file parts/x.arrow is damaged or missing. The next checkpoint captures its "
         "rows again.",
     ),
+    "part mended": (
+        {"part": "parts/x.arrow", "holders": ["a", "b"]},
+        "Made lost fragments of parts/x.arrow again; it is at a, b.",
+    ),
+    "mending failed": (
+        {"part": "parts/x.arrow", "reason": "no room", "pause": 10.0},
+        "Making lost fragments of parts/x.arrow again failed: no room. Trying again in 10 s.",
+    ),
+    "fragments adapted": (
+        {
+            "before": [4, 2],
+            "data": 6,
+            "parity": 3,
+            "stripe": 786_432,
+            "reason": "6 + 3 stores least within the limits.",
+        },
+        "Checkpoints are in 6 + 3 fragments from now on, coded in stripes of 786.4 kB; before, "
+        "they were in 4 + 2. 6 + 3 stores least within the limits.",
+    ),
+    "files are better": (
+        {"reason": "Files is better: it recovers in 1 s instead of 2 s."},
+        "A shared store suits this query better than fragments. Files is better: it recovers in "
+        "1 s instead of 2 s.",
+    ),
     "merge": (
         {"operator": "counter", "version": 14, "bytes": 999},
         "Merged a chain of checkpoint files of counter into one full file of version 14: "
@@ -60,6 +85,11 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     "slices merged": (
         {"operator": "counter", "slices": ["1-9"]},
         "Merged small slices of counter into 1-9.",
+    ),
+    "note failed": (
+        {"reason": "no room", "pause": 0.5},
+        "The arrangement of slices was not written to the checkpoint folder: no room. Trying again "
+        "in 0.5 s; until then a restart uses the one before.",
     ),
     "stream held": (
         {"published": 3, "committed": 190},
@@ -336,7 +366,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, named: set[str]) -> list[str]:
         return after, orders
 
     monkeypatch.setattr("protocols.played.step", told)
-    monkeypatch.setattr(simulator, "step", told)
+    monkeypatch.setattr(drivers, "step", told)
     return found
 
 

@@ -150,7 +150,7 @@ def test_a_start_without_room_ends_with_the_error_that_users_know(
         tried.append(given)
         raise StateFull("no room in /dev/shm")
 
-    monkeypatch.setattr(local, "restore", no_room)
+    monkeypatch.setattr(local, "restore_in_pieces", no_room)
     monkeypatch.setattr(attempts, "_LONGEST_PAUSE", 10_000)
     with driver(tmp_path) as mini:
         with pytest.raises(StateFull, match="no room in /dev/shm"):

@@ -1,9 +1,12 @@
 """What the tests of nodes share."""
 
 import os
+import re
 import select
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from anabranch.errors import DidNotHappen
@@ -75,3 +78,38 @@ def wait_until(condition: Callable[[], object], timeout: float = 20) -> None:
             pass
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def memory(pid: int) -> int:
+    """The private bytes of a process: those that are in no file."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+class Watching:
+    """The most memory that processes have while something is done."""
+
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+        self.before = [memory(pid) for pid in pids]
+        self.most = list(self.before)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            self.most = [max(m, memory(p)) for m, p in zip(self.most, self.pids, strict=True)]
+
+    def __enter__(self) -> "Watching":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    @property
+    def grown(self) -> list[int]:
+        return [most - before for most, before in zip(self.most, self.before, strict=True)]

@@ -70,7 +70,8 @@ def asked(verb: object, **fields: object) -> dict[str, object]:
 
 
 def declared(data: bytes, **changes: object) -> dict[str, object]:
-    """The request to store bytes."""
+    """The request to store bytes. The changes are those of its block, but for the epoch's."""
+    epoch = changes.pop("epoch", EPOCH)
     checksum = xxhash.xxh3_64_hexdigest(data)
-    fields = {"epoch": EPOCH, "name": "a", "bytes": len(data), "checksum": checksum}
-    return asked("put", **fields | changes)
+    block = {"name": "a", "bytes": len(data), "checksum": checksum}
+    return asked("put", epoch=epoch, blocks=[block | changes])

@@ -19,6 +19,7 @@ from test_nodes import Case
 
 from anabranch.backup.files import Files
 from anabranch.errors import CheckpointError, DidNotHappen, MayHaveHappened, StateLocked
+from anabranch.fragments.cost import Cost
 from anabranch.nodes import AgentAddress, Deadline, RemoteNode, Secret, Signer
 from anabranch.nodes.local import LocalNode
 from anabranch.nodes.requests import Make, Merge, Ping, Prefix, TableName
@@ -147,10 +148,10 @@ class Slow(MemoryStore):
         self.entered = threading.Event()
         self.open = threading.Event()
 
-    def get(self, name: str) -> pa.Buffer:
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         self.entered.set()
         assert self.open.wait(60)
-        return super().get(name)
+        return super().get(name, offset, length)
 
 
 def test_a_table_is_not_replaced_for_somebody_who_has_given_up(tmp_path: Path) -> None:
@@ -193,8 +194,8 @@ def test_a_table_that_is_being_changed_is_waited_for_until_the_deadline(tmp_path
         ):
             node.ask(request, Deadline(0.3))
         others = TableName("op/0-1")
-        assert node.ask(Make(**{**vars(request), "table": others}), Deadline(60)) == 0
-    assert node.ask(request, Deadline(60)) == 0
+        assert node.ask(Make(**{**vars(request), "table": others}), Deadline(60)) == Cost()
+    assert node.ask(request, Deadline(60)) == Cost()
 
 
 def test_a_merge_ends_when_nobody_wants_it(tmp_path: Path) -> None:

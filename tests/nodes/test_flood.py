@@ -88,7 +88,7 @@ class Kinds:
         self._used: list[bytes] = []
         self.all: dict[str, Callable[[], bytes]] = {
             "malformed": lambda: self._random.randbytes(self._random.randint(1, 300)),
-            "marked": lambda: b"anb1" + self._random.randbytes(HEAD_BYTES),
+            "marked": lambda: b"anb2" + self._random.randbytes(HEAD_BYTES),
             "oversized": self._oversized,
             "cut off": lambda: self._ping()[: self._random.randint(1, HEAD_BYTES + 5)],
             "unsigned": lambda: self._changed(self._ping(), HEAD_BYTES - 32, HEAD_BYTES),
@@ -124,7 +124,7 @@ class Kinds:
 
     def _oversized(self) -> bytes:
         if self._random.randrange(OVERSIZED_EVERY):
-            return b"anb1" + struct.pack(">I", (1 << 32) - 1) + bytes(10_000)
+            return b"anb2" + struct.pack(">I", (1 << 32) - 1) + bytes(10_000)
         return self._stranger.sign({"x": "y" * (LARGEST_REQUEST - 10)}, self._address)
 
     def _changed(self, data: bytes, start: int, end: int) -> bytes:
@@ -132,7 +132,8 @@ class Kinds:
         return data[:at] + bytes([data[at] ^ self._random.randint(1, 255)]) + data[at + 1 :]
 
     def _wrong_fields(self) -> bytes:
-        wrong = [{}, asked("dance"), asked("get", name="../x"), asked("size", name=1),
+        wrong = [{}, asked("dance"), asked("get", name="../x", offset=0, length=None),
+                 asked("size", name=1),
                  declared(b"", bytes=1 << 90), asked("drop", epoch=1, tables=["/etc"], captures=[]),
                  asked("drop", epoch=1, tables=["../x"], captures=[]),
                  asked("store", epoch=1, peers={}, file="/etc/passwd", under=""),

@@ -54,8 +54,8 @@ def entries(agent: AgentAddress, folder: str) -> int:
     return len(list(Path(f"/proc/{agent.pid}/{folder}").iterdir()))
 
 
-UNSIGNED = [b"x", b"{}", b"\xff" * 99, b"x" * (2 << 20), b"anb1" + bytes(200),
-            b"anb1\xff\xff\xff\xff" + bytes(200), b"GET / HTTP/1.1\r\n\r\n"]  # fmt: skip
+UNSIGNED = [b"x", b"{}", b"\xff" * 99, b"x" * (2 << 20), b"anb2" + bytes(200),
+            b"anb2\xff\xff\xff\xff" + bytes(200), b"GET / HTTP/1.1\r\n\r\n"]  # fmt: skip
 
 
 @pytest.mark.parametrize("data", UNSIGNED)
@@ -75,8 +75,26 @@ def test_no_signature(agent: AgentAddress, data: bytes) -> None:
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(garbage=st.binary(min_size=HEAD_BYTES, max_size=400), marked=st.booleans())
 def test_garbage(agent: AgentAddress, garbage: bytes, marked: bool) -> None:
-    data = b"anb1" + garbage[4:] if marked else garbage
+    data = b"anb2" + garbage[4:] if marked else garbage
     assert refusal(agent, data)[0] == "Refused"
+
+
+def test_a_client_of_another_version_can_read_why(agent: AgentAddress) -> None:
+    """The head of the form before was shorter, and its body too: nothing more comes."""
+    with Raw(agent) as raw:
+        raw.send(b"anb1" + bytes(100) + b"{}")
+        answer = raw.answer()
+    assert answer is not None
+    assert answer[1]["error"] == "Refused"
+    assert "different versions of anabranch" in answer[1]["message"]
+
+
+def test_a_request_as_a_query_is_refused(agent: AgentAddress, secret: Secret) -> None:
+    address = str(agent)
+    signed = Signer(secret.of_query("words"), by="words").sign(asked("ping"), address)
+    kind, message = refusal(agent, signed)
+    assert kind == "Refused"
+    assert "not a standing node" in message
 
 
 def test_every_cut_of_a_request(agent: AgentAddress, secret: Secret) -> None:
@@ -117,7 +135,7 @@ def test_a_request_to_another_node(agent: AgentAddress, secret: Secret) -> None:
 
 
 def test_a_request_sent_twice(agent: AgentAddress, secret: Secret) -> None:
-    read = Asking(secret).sign(asked("get", name="kept"))
+    read = Asking(secret).sign(asked("get", name="kept", offset=0, length=None))
     pinged = Asking(secret).sign(asked("ping"))
     stored = Asking(secret).sign(declared(b"kept", name="kept"))
     for data in (read, pinged, stored):
@@ -135,7 +153,9 @@ def test_a_request_sent_twice(agent: AgentAddress, secret: Secret) -> None:
 def test_a_request_of_another_time(
     agent: AgentAddress, secret: Secret, age: float, why: str
 ) -> None:
-    signed = Asking(secret, lambda: time.time() - age).sign(asked("get", name="kept"))
+    signed = Asking(secret, lambda: time.time() - age).sign(
+        asked("get", name="kept", offset=0, length=None)
+    )
     kind, message = refusal(agent, signed)
     assert kind == "Refused"
     assert why in message
@@ -158,7 +178,8 @@ def test_more_than_a_request_may_have(agent: AgentAddress, secret: Secret) -> No
 def test_an_impossible_declaration(agent: AgentAddress, secret: Secret, size: object) -> None:
     kind, message = refusal(agent, Asking(secret).sign(declared(b"x", bytes=size)), b"x")
     assert kind == "Refused"
-    assert "'bytes' as a whole number" in message
+    assert "'blocks' as a list of a Block" in message
+    assert "no whole number" in message
 
 
 @pytest.mark.parametrize("checksum", ["", "x", "0" * 17, "G" * 16, 1, None])
@@ -202,8 +223,10 @@ def test_a_wrong_checksum(agent: AgentAddress, secret: Secret) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "/etc/passwd", ".partial/x", None, 1, "a\0", ["a"]])
 def test_bad_names(agent: AgentAddress, secret: Secret, name: object) -> None:
-    for request in (asked("get", name=name), declared(b"x", name=name),
-                    asked("delete", epoch=EPOCH, name=name), asked("size", name=name)):  # fmt: skip
+    for request in (
+        asked("get", name=name, offset=0, length=None), declared(b"x", name=name),
+        asked("delete", epoch=EPOCH, names=["a", name]), asked("size", name=name),
+    ):  # fmt: skip
         kind, message = refusal(agent, Asking(secret).sign(request), b"x")
         assert kind == "Refused"
         assert "name" in message
@@ -299,7 +322,7 @@ def test_transfers_may_be_slow_but_must_go_on(
         node.put("large", bytes(64 << 20))
         before = node.ping().failures.get("DidNotHappen", 0)
         with Raw(slow) as raw:  # a reader that does not read
-            raw.send(Asking(secret).sign(asked("get", name="large")))
+            raw.send(Asking(secret).sign(asked("get", name="large", offset=0, length=None)))
             wait_until(lambda: node.ping().failures.get("DidNotHappen", 0) > before)
     Asking.address = str(agent)
     assert refusal(agent, b"x" * 200)[0] == "Refused"

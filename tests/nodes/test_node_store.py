@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,19 @@ from anabranch.errors import (
     QueryFailed,
     Refused,
 )
-from anabranch.nodes import Agent, AgentAddress, Fence, Secret, Signer, Vault, Verifier
+from anabranch.nodes import (
+    Agent,
+    AgentAddress,
+    Deadline,
+    Fence,
+    Secret,
+    Signer,
+    Vault,
+    Verifier,
+)
 from anabranch.nodes.chunks import CHUNK
+from anabranch.nodes.requests import MOST_BLOCKS, Epoch
+from anabranch.nodes.together import Blocks
 from anabranch.stores import BackupStore
 
 _spec = importlib.util.spec_from_file_location(
@@ -43,6 +55,8 @@ test_list_by_prefix = suite.test_list_by_prefix
 test_delete_is_idempotent = suite.test_delete_is_idempotent
 test_what_is_not_there = suite.test_what_is_not_there
 test_names_are_checked = suite.test_names_are_checked
+test_many_names_at_once = suite.test_many_names_at_once
+test_one_bad_name_among_many = suite.test_one_bad_name_among_many
 
 
 @pytest.fixture
@@ -96,6 +110,92 @@ def test_the_limit_of_the_vault(node: Reached) -> None:
         node.put("large", np.empty(LIMIT - CHUNK + 1, np.uint8))
     assert not isinstance(refusal.value, Refused)
     assert list(node.list()) == ["small"]
+
+
+def test_of_many_blocks_all_are_kept_or_none(node: Reached) -> None:
+    """The last one has no room."""
+    blocks = {f"{number}": bytes(CHUNK) for number in range(5)}
+    with pytest.raises(DidNotHappen, match="no room"):
+        node.put_all({**blocks, "large": np.empty(LIMIT, np.uint8)})
+    assert list(node.list()) == []
+    assert node.ping().used == 0
+    node.put_all(blocks)
+    assert node.ping().used == 5 * CHUNK
+
+
+def test_more_names_than_one_request_takes(node: Reached) -> None:
+    blocks = {f"parts/{number}": f"{number}".encode() for number in range(2 * MOST_BLOCKS + 3)}
+    node.put_all(blocks)
+    assert len(node.list()) == len(blocks)
+    assert node.get("parts/130").to_pybytes() == b"130"
+    node.delete_all(list(blocks))
+    assert list(node.list()) == []
+
+
+def test_small_blocks_from_many_threads_go_together(
+    node: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes while a request is on its way is in the next one; each caller gets its answer."""
+    sent: list[int] = []
+    first, go_on = threading.Event(), threading.Event()
+    together = node.node._together
+    original = together._send
+
+    def upload(blocks: Blocks, epoch: Epoch, deadline: Deadline) -> None:
+        sent.append(len(blocks))
+        if len(sent) == 1:
+            first.set()
+            assert go_on.wait(20)
+        original(blocks, epoch, deadline)
+
+    monkeypatch.setattr(together, "_send", upload)
+    with ThreadPoolExecutor(34) as pool:
+        puts = [pool.submit(node.put, "0", b"0")]
+        assert first.wait(20)
+        puts += [pool.submit(node.put, f"{n}", f"{n}".encode()) for n in range(1, 33)]
+        wait_until(lambda: len(together._waiting) == 32)
+        go_on.set()
+    for each in puts:
+        each.result()
+    assert sent == [1, 32]
+    assert {name: node.get(name).to_pybytes() for name in node.list()} == {
+        f"{n}": f"{n}".encode() for n in range(33)
+    }
+    monkeypatch.setattr(together, "_send", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        node.put("again", b"x")
+    monkeypatch.undo()
+    node.put("again", b"x")
+
+
+def test_an_error_is_that_of_all_that_went_together(
+    node: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, go_on = threading.Event(), threading.Event()
+
+    def upload(blocks: Blocks, epoch: Epoch, deadline: Deadline) -> None:
+        first.set()
+        assert go_on.wait(20)
+        if len(blocks) > 1:
+            raise MayHaveHappened("the answer was lost", host="h")
+
+    monkeypatch.setattr(node.node._together, "_send", upload)
+    with ThreadPoolExecutor(5) as pool:
+        good = pool.submit(node.put, "0", b"0")
+        assert first.wait(20)
+        bad = [pool.submit(node.put, f"{n}", b"x") for n in range(1, 4)]
+        wait_until(lambda: len(node.node._together._waiting) == 3)
+        late = Reached.__new__(Reached)
+        late.__dict__ = {**node.__dict__, "_deadline": lambda: Deadline(0.05)}
+        with pytest.raises(DidNotHappen, match="given up, as it took longer"):
+            late.put("late", b"x")
+        go_on.set()
+    good.result()
+    for each in bad:
+        with pytest.raises(MayHaveHappened, match="the answer was lost") as lost:
+            each.result()
+        assert lost.value.host == "h"
+    assert len({id(each.exception()) for each in bad}) == 3
 
 
 # --- calls ---

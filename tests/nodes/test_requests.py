@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -31,6 +31,7 @@ from anabranch.nodes.local import TABLES, LocalNode
 from anabranch.nodes.requests import (
     Address,
     BackupName,
+    Block,
     CaptureFile,
     Checksum,
     Epoch,
@@ -59,15 +60,16 @@ LAYOUT = TableLayout(
     KeyLayout((pa.field("k", pa.int64()),), (), 8), StateSchema((Column("n", int64, 0),)), False
 )
 PART = {
-    "name": "parts/000000000001-x.arrow", "operator": "words", "holders": [],
-    "instance": 0, "version": 1, "base": None, "groups": "0-7",
-    "rows": 1, "bytes": 10, "checksum": "0" * 16,
+    "name": "parts/000000000001-x.arrow", "operator": "words", "holders": [], "needed": 1,
+    "parity": 0, "instance": 0, "version": 1, "base": None, "groups": "0-7",
+    "rows": 1, "bytes": 10, "checksum": "0" * 16, "owner": "",
 }  # fmt: skip
 SCHEMA = CheckpointSchema.of(LAYOUT).to_json()
 WRITTEN = layouts.to_json(LAYOUT)
 TABLE: dict[str, Any] = {"epoch": 1, "table": "counter/0-0", "layout": WRITTEN}
 HELD = {**PART, "holders": ["10.0.0.1", "a host"]}
 BACKED: dict[str, Any] = {"epoch": 1, "peers": {"10.0.0.1": "10.0.0.1:4000"}}
+BLOCK = {"name": "a/b", "bytes": 1, "checksum": "0" * 16}
 REQUESTS: dict[str, dict[str, Any]] = {
     "make": {**TABLE, **BACKED, "version": 3, "groups": "0-7", "parts": [PART]},
     "advance": {**TABLE, **BACKED, "since": 3, "upto": 5, "groups": "0-7", "parts": [PART],
@@ -78,14 +80,16 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "drop": {"epoch": 1, "tables": ["counter/0-0"], "captures": ["captures/a.arrow"]},
     "captures": {},
     "fetch": {"file": "captures/a.arrow"},
-    "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/", "holders": []},
+    "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/", "holders": [],
+              "needed": 1, "row": None},
+    "mend": {**BACKED, "part": {**HELD, "needed": 2}, "holders": ["10.0.0.1"]},
     "merge": {**BACKED, "schema": SCHEMA, "parts": [HELD], "groups": "0-7", "version": 1,
-              "under": "", "holders": ["10.0.0.1"]},
-    "put": {"epoch": 1, "name": "a/b", "bytes": 1, "checksum": "0" * 16},
-    "get": {"name": "a/b"},
+              "under": "", "holders": ["10.0.0.1"], "needed": 1, "row": 128},
+    "put": {"epoch": 1, "blocks": [BLOCK]},
+    "get": {"name": "a/b", "offset": 0, "length": 1},
     "list": {"prefix": "a"},
     "size": {"name": "a/b"},
-    "delete": {"epoch": 1, "name": "a/b"},
+    "delete": {"epoch": 1, "names": ["a/b"]},
     "ping": {},
     "stop": {"epoch": 1},
 }  # fmt: skip
@@ -114,12 +118,17 @@ NO_CHECKSUMS = ["", "x", None, 1, "0" * 15, "0" * 17, "G" * 16]
 NO_PARTS = (
     [{**PART, "name": bad} for bad in NO_NAMES]
     + [{**PART, "groups": bad} for bad in NO_GROUPS]
-    + [{**PART, field: bad} for field in ("instance", "rows", "bytes") for bad in NO_NUMBERS]
+    + [
+        {**PART, field: bad}
+        for field in ("instance", "rows", "bytes", "needed", "parity")
+        for bad in NO_NUMBERS
+    ]
     + [{**PART, "version": bad} for bad in NO_NUMBERS]
     + [{**PART, "base": bad} for bad in NO_NUMBERS if bad is not None]
     + [{**PART, "checksum": bad} for bad in NO_CHECKSUMS]
     + [{key: value for key, value in PART.items() if key != gone} for gone in PART]
     + [{**PART, "holders": bad} for bad in (None, 1, "x", *([bad] for bad in ("", ".x", None, 1)))]
+    + [{**PART, "owner": bad} for bad in (None, 1, ".x", [])]
     + [{**PART, "more": 1}, {}, None, 1]
 )
 NO_LISTS = [None, 1, "x", {}]
@@ -129,7 +138,13 @@ NO_FILES = ["", ".", "..", "/etc/passwd", "captures", "captures/", "captures/../
 NO_PREFIXES = ["x", "/", "/x/", "../", "a/../", ".x/", "a b/", "a//", None, 1]
 NO_PEERS = [None, 1, [], {"a": None}, {"a": 1}, {"a": "x"}, {"a": "x:1/y"}, {"a": "x:y"},
             {"a": "file:///etc/passwd"}]  # fmt: skip
+NO_BLOCKS: list[Any] = [
+    *({**BLOCK, "name": bad} for bad in NO_NAMES), *({**BLOCK, "bytes": bad} for bad in NO_NUMBERS),
+    *({**BLOCK, "checksum": bad} for bad in NO_CHECKSUMS), {**BLOCK, "more": 1}, {}, None, "a/b",
+]  # fmt: skip
 WRONG: dict[str, list[Any]] = {
+    "blocks": [*NO_LISTS, *([bad] for bad in NO_BLOCKS)],
+    "names": [*NO_LISTS, *(["a/b", bad] for bad in NO_NAMES)],
     "epoch": [-1, *NO_NUMBERS], "peers": NO_PEERS, "table": NO_TABLES,
     "layout": NO_LAYOUTS, "version": NO_NUMBERS, "since": [6, *NO_NUMBERS],
     "upto": [2, *NO_NUMBERS], "fence": [-1, *NO_NUMBERS],
@@ -144,6 +159,10 @@ WRONG: dict[str, list[Any]] = {
                 *({bad: WRITTEN} for bad in NO_TABLES[:-7]),
                 *({"counter/0-0": bad} for bad in NO_LAYOUTS)],
     "holders": [*NO_LISTS, *([bad] for bad in ("", ".x", None, 1, []))],
+    "needed": [-1, 0, 2, *NO_NUMBERS],
+    "row": [-64, 0, 100, 1 << 40, *(bad for bad in NO_NUMBERS if bad is not None)],
+    "part": [PART, *NO_PARTS],
+    "offset": [-1, *NO_NUMBERS], "length": [-1, *(bad for bad in NO_NUMBERS if bad is not None)],
 }  # fmt: skip
 CASES = [
     pytest.param(verb, field, id=f"{verb}-{field}")
@@ -311,14 +330,17 @@ parts = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    st.integers(1, 1 << 16),
     numbers,
     numbers,
     checksums,
     st.integers(0, 1 << 16),
+    numbers,
 )
 STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {
     int: numbers,
     str: st.text(),
+    float: st.floats(0, 600_000),
     Epoch: numbers,
     Version: versions,
     Instance: st.integers(0, 1 << 16),
@@ -362,6 +384,16 @@ def requests_of(verb: str) -> st.SearchStrategy[Any]:
     if verb == "advance":
         two = st.tuples(versions, versions).map(sorted)
         return two.flatmap(lambda two: strategy(cls, since=two[0], upto=two[1]))
+    if verb == "mend":
+        coded = parts.map(lambda part: replace(part, holders=(*part.holders, "a")))
+        return st.builds(cls, epoch=numbers, peers=strategy(get_type_hints(cls)["peers"]),
+                         part=coded, holders=strategy(get_type_hints(cls)["holders"]))  # fmt: skip
+    if verb == "put":
+        some = st.lists(strategy(Block), min_size=1, max_size=4, unique_by=lambda each: each.name)
+        return st.builds(cls, epoch=numbers, blocks=some.map(tuple))
+    if verb in ("store", "merge"):
+        three = (Host("a"),) * 3
+        return strategy(cls, needed=1, row=None) | strategy(cls, needed=2, row=64, holders=three)
     return strategy(cls)
 
 

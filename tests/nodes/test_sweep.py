@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,14 +152,15 @@ def test_claims_and_sweeps_at_the_same_time(base: Path) -> None:
                     failures.append(f"{query} lost {number}")
 
     sweepers = [threading.Thread(target=go_on) for _ in range(2)]
-    claimers = [threading.Thread(target=claim, args=(q,)) for q in (DEAD, LIVING, DEAD)]
-    for thread in (*sweepers, *claimers):
+    for thread in sweepers:
         thread.start()
-    for thread in claimers:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        claimers = [pool.submit(claim, query) for query in (DEAD, LIVING, DEAD)]
     done.set()
     for thread in sweepers:
         thread.join()
+    for each in claimers:
+        each.result()
     assert failures == []
     assert swept, "nothing was ever swept"
 

@@ -149,8 +149,44 @@ def test_memory_is_bounded_and_nothing_passes_twice(steps: list[tuple[float, flo
             with pytest.raises(Refused):
                 verifier.verify(data)
         remembered = sum(len(nonces) for nonces in verifier._seen.values())
-        assert remembered == verifier._count
+        assert remembered == verifier._count.total()
         assert remembered <= sum(at >= clock.now - 61 for at, _ in sent)
+
+
+QUERIES = st.from_regex(r"[A-Za-z0-9_=+~-][A-Za-z0-9_=+~.-]{0,31}", fullmatch=True)
+
+
+@given(QUERIES, QUERIES)
+def test_a_query_signs_for_itself_only(query: str, other: str) -> None:
+    verifier = Verifier(SECRET, shared=True)
+    assert verifier.verify(Signer(SECRET.of_query(query), by=query).sign({"n": 1})) == {"n": 1}
+    assert verifier.verify(Signer(SECRET).sign({"n": 2})) == {"n": 2}
+    for secret, by in (
+        (SECRET.of_query(query), ""),
+        (SECRET, query),
+        (SECRET.of_query(query), other),
+    ):
+        if (secret, by) != (SECRET.of_query(other), other):
+            with pytest.raises(Refused, match="not signed with"):
+                verifier.verify(Signer(secret, by=by).sign({}))
+
+
+def test_a_query_cannot_use_up_the_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets, "MOST_REMEMBERED", 3)
+    verifier = Verifier(SECRET, shared=True)
+    greedy = Signer(SECRET.of_query("a"), by="a")
+    for _ in range(3):
+        verifier.verify(greedy.sign({}))
+    with pytest.raises(Refused, match="more than 3 requests"):
+        verifier.verify(greedy.sign({}))
+    verifier.verify(Signer(SECRET.of_query("b"), by="b").sign({}))
+    verifier.verify(Signer(SECRET).sign({}))
+
+
+@pytest.mark.parametrize("query", ["a/b", ".a", "ä", "a" * 33, "a\0", " "])
+def test_what_is_no_id_of_a_query(query: str) -> None:
+    with pytest.raises(ValueError, match="id of a query"):
+        Signer(SECRET, by=query)
 
 
 def test_too_many_are_refused_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

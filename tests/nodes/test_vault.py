@@ -48,6 +48,60 @@ def test_the_limit_holds_and_the_count_is_right(steps: list[tuple[str, int] | st
     shutil.rmtree(folder)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "adopt"]), st.integers(0, 5), st.integers(0, 60))
+        | st.just("restart"),
+        max_size=25,
+    )
+)
+def test_what_a_node_keeps_for_itself_is_the_first_to_go(
+    steps: list[tuple[str, int, int] | str],
+) -> None:
+    """It never keeps anything of others from being stored, and nothing of others goes for it."""
+    folder = Path(tempfile.mkdtemp())
+    vault, others = Vault(folder / "vault", 100), dict[str, int]()
+    own: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        match step:
+            case "restart":
+                vault = Vault(folder / "vault", 100)
+            case ("put", int(name), int(size)):
+                rest = sum(each for key, each in others.items() if key != f"{name}")
+                if rest + size > 100:
+                    with pytest.raises(DidNotHappen, match="no room"):
+                        vault.put(f"{name}", b"x" * size)
+                else:
+                    vault.put(f"{name}", b"x" * size)
+                    others[f"{name}"] = size
+            case ("adopt", int(name), int(size)):
+                file = folder / "file"
+                file.write_bytes(b"o" * size)
+                taken = vault.adopt(f"own/{number}-{name}", file)
+                assert taken is (sum(others.values()) + size <= 100)
+                assert file.exists() is not taken
+                if taken:
+                    own[f"own/{number}-{name}"] = size
+        left = [name for name in own if name in vault.list()]
+        assert left == list(own)[len(own) - len(left) :], "the oldest go first"
+        own = {name: own[name] for name in left}
+        assert vault.used == sum(others.values()) + sum(own.values()) <= 100
+        assert {name for name in vault.list() if name not in own} == others.keys()
+        assert all(vault.get(name).to_pybytes() == b"o" * size for name, size in own.items())
+    shutil.rmtree(folder)
+
+
+def test_a_node_keeps_nothing_for_itself_under_the_names_of_others(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    vault = Vault(tmp_path / "vault", 100)
+    with pytest.raises(ValueError, match="begins with own/"):
+        vault.adopt("a", tmp_path / "file")
+    assert vault.adopt("own/a", tmp_path / "file")
+    vault.delete("own/a")
+    assert (vault.used, list(vault.list())) == (0, [])
+    assert not vault.adopt("own/b", tmp_path / "nothing")
+
+
 def test_threads_together_stay_below_the_limit(tmp_path: Path) -> None:
     vault = Vault(tmp_path, 1000)
     refused: list[int] = []

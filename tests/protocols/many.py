@@ -1,7 +1,7 @@
 """Many histories on all cores: ``python -m protocols.many FAULTS [SEED]`` in the folder of tests.
 
-Every history has ten faults. A history that fails is told with its seed and the shortest plan that
-fails alike.
+Most histories have ten faults. Some have one, at a stage of one of its orders. A history that fails
+is told with its seed and the shortest plan that fails alike.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 
-from protocols.simulator import Plan, Simulation, fails, shrink
+from protocols.plans import Plan, one_fault_each, without_faults
+from protocols.simulator import Simulation, fails, shrink
 
 _CHUNK = 100
+_WITH_ONE_FAULT = 25
+"""The histories of a chunk besides that have one fault each."""
 
 
 def _run(first: int) -> tuple[int, int, Counter[str], list[str]]:
     """Some histories: how many, how many faults, of which kinds, and what went wrong."""
+    calm = without_faults(first)
+    short = islice(one_fault_each(calm, Simulation(calm).run().stages), _WITH_ONE_FAULT)
+    plans = [*(Plan.of(seed) for seed in range(first, first + _CHUNK)), *short]
     faults, kinds, wrong = 0, Counter[str](), []
-    for seed in range(first, first + _CHUNK):
-        simulation = Simulation(Plan.of(seed))
+    for plan in plans:
+        simulation = Simulation(plan)
         try:
             simulation.run()
         except Exception as error:
-            wrong.append(f"seed {seed}: {error!r:.500}; {shrink(Plan.of(seed))}")
-            assert fails(Plan.of(seed)) is not None, f"seed {seed} does not repeat"
+            wrong.append(f"seed {plan.seed}: {error!r:.500}; {shrink(plan)}")
+            assert fails(plan) is not None, f"{plan} does not repeat"
         faults, kinds = faults + simulation.made, kinds + simulation.kinds
-    return _CHUNK, faults, kinds, wrong
+    return len(plans), faults, kinds, wrong
 
 
 def main() -> None:

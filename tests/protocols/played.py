@@ -8,10 +8,12 @@ the test answers them by ``play.finish(...)`` or ``play.fail(...)``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from anabranch.backup import Backup
 from anabranch.checkpointing.policy import Checkpointing, Periodic
+from anabranch.fragments.cost import Cost
 from anabranch.placement.even import Even
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import (
@@ -33,7 +35,6 @@ from anabranch.protocols.events import (
 )
 from anabranch.protocols.machine import step
 from anabranch.protocols.model import (
-    Backup,
     Facts,
     OperatorPlan,
     Published,
@@ -45,7 +46,7 @@ from anabranch.protocols.model import (
 from anabranch.protocols.orders import SECOND, CommandId, OrderId
 from anabranch.protocols.query import Policies, Query
 from anabranch.state.groups import KeyGroups, Routing
-from anabranch.state.part import Part
+from anabranch.state.part import COPIES, Part, Shape
 from anabranch.units import NO_VERSION, Version
 
 O = TypeVar("O")  # noqa: E741
@@ -62,8 +63,14 @@ class InStore:
     def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
         return ()
 
-    def available(self, part: Part, nodes: Collection[str]) -> bool:
+    def shape(self, holders: int) -> Shape:
+        return COPIES
+
+    def survives(self, part: Part, owner: str, nodes: Any) -> bool:
         return True
+
+    def substitutes(self, part: Part, owners: Any, nodes: Any) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,14 @@ class AtPeers:
     def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
         return (min(set(nodes) - {owner}, default=owner),)
 
-    def available(self, part: Part, nodes: Collection[str]) -> bool:
-        return any(host in nodes for host in part.holders)
+    def shape(self, holders: int) -> Shape:
+        return COPIES
+
+    def survives(self, part: Part, owner: str, nodes: Any) -> bool:
+        return part.available(set(nodes) - {owner})
+
+    def substitutes(self, part: Part, owners: Any, nodes: Any) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass
@@ -90,9 +103,14 @@ class Play:
     kinds: set[type] = field(default_factory=set)
     """Orders of these kinds are kept for the test to answer."""
     tables: dict[str, Mapping[SliceId, frozenset[Version]]] = field(default_factory=dict)
+    parts_at: dict[str, frozenset[str]] = field(default_factory=dict)
     """What inspected nodes say."""
     ended: dict[CommandId, o.End] = field(default_factory=dict)
     numbers: int = 0
+    cost: Cost | None = None
+    """What every order takes at its node."""
+    bytes: int = 0
+    """The size of every table."""
 
     @classmethod
     def of(
@@ -169,10 +187,11 @@ class Play:
     def commit(self, order: o.RunBatch, **changes: SliceReport) -> None:
         """A batch that runs is committed, with the captures that it was ordered."""
         slices = {each.id: each for each in order.slices}
-        reports = {i: SliceReport(rows=10, changed=1) for i in slices}
+        reports = {i: SliceReport(rows=10, changed=1, bytes=self.bytes) for i in slices}
         for wanted in order.captures:
             each = slices[wanted.slice]
-            reports[each.id] = SliceReport(self.captured(wanted, each, order.version), rows=10)
+            captured = self.captured(wanted, each, order.version)
+            reports[each.id] = SliceReport(captured, rows=10, bytes=self.bytes)
         for name, report in changes.items():
             reports[SliceId(name.replace("_", "-").removeprefix("s"))] = report
         self.happen(BatchCommitted(order.version, order.fence, reports))
@@ -273,27 +292,33 @@ class Play:
         groups: KeyGroups = EVERYTHING,
         holders: tuple[str, ...] = (),
         operator: str = "op",
+        shape: Shape = COPIES,
     ) -> Part:
         self.numbers += 1
         since = None if base is None else Version(base)
         name = f"part-{self.numbers}"
-        return Part(name, operator, Version(version), since, groups, holders, bytes=100)
+        return Part(
+            name, operator, Version(version), since, groups, holders, shape.needed, bytes=100,
+            parity=shape.parity,
+        )  # fmt: skip
 
     def _done(self, number: OrderId) -> Done:
-        return Done(number, self._answer(self.held.pop(number)))
+        return Done(number, self._answer(self.held.pop(number)), self.cost)
 
     def _answer(self, order: o.Order) -> object:
         match order:
             case o.Prepare(host) | o.Inspect(host):
-                return Inspected(self.tables.get(host, self._tables(host)))
+                tables = self.tables.get(host, self._tables(host))
+                return Inspected(tables, self.parts_at.get(host, frozenset()))
             case o.Capture(wanted, each, version):
                 return self.captured(wanted, each, version)
-            case o.Store(captured, holders):
-                return self.part(
-                    captured.version, captured.base, captured.groups, holders, captured.operator
-                )
-            case o.Merge(each, _, groups, version, holders):
-                return self.part(version, None, groups, holders, each.operator)
+            case o.Store(captured, holders, _, shape):
+                version, base, groups = captured.version, captured.base, captured.groups
+                return self.part(version, base, groups, holders, captured.operator, shape)
+            case o.Merge(each, _, groups, version, holders, shape):
+                return self.part(version, None, groups, holders, each.operator, shape)
+            case o.Mend(part, _, holders):
+                return replace(part, holders=(*part.holders, *holders))
         return None
 
     def _tables(self, host: str) -> Mapping[SliceId, frozenset[Version]]:

@@ -1,6 +1,7 @@
 """Checkpoints: what is captured when, and which versions exist."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,12 @@ from anabranch.protocols.orders import SECOND
 from anabranch.state.part import Part
 from anabranch.units import Version
 from protocols.played import EVERYTHING, AtPeers, Play, groups_of
+
+
+@dataclass(frozen=True)
+class AtAllPeers(AtPeers):
+    def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
+        return tuple(sorted(set(nodes) - {owner}))
 
 
 def test_nothing_is_captured_before_it_is_due() -> None:
@@ -258,13 +265,66 @@ def test_a_capture_without_room_fails_the_checkpoint_and_not_the_batch() -> None
     assert {each.slice: each.base for each in again.captures} == {first: None, second: Version(3)}
 
 
-def test_a_manifest_that_may_have_been_written_is_withdrawn() -> None:
+def test_a_manifest_that_may_have_been_written_is_withdrawn_after_the_next_one() -> None:
+    """It may be the only one that is whole until then."""
+    play = with_a_doubtful_manifest()
+    assert not play.given(o.Withdraw)
+    assert play.published == []
+    play.let_go(o.Publish)
+    play.batch()
+    play.checkpoint()
+    play.wait(5)
+    (withdrawn,) = play.given(o.Withdraw)
+    assert withdrawn.versions == (3,)
+    assert play.published == [play.query.committed]
+
+
+def test_a_version_whose_publishing_failed_can_be_published_later() -> None:
+    play = with_a_doubtful_manifest()
+    play.let_go(o.Publish)
+    play.checkpoint()
+    play.wait(5)
+    assert play.published == [3]
+    play.batch()
+    play.checkpoint()
+    play.wait(5)
+    assert play.published == [3, 4]
+    assert not play.given(o.Withdraw)
+
+
+def with_a_doubtful_manifest() -> Play:
     play = Play.started()
     play.hold(o.Publish)
     play.batches(4)
     play.fail(play.last(o.Publish), "the answer was lost")
-    assert o.Withdraw((Version(3),), ()) in play.sent
+    return play
+
+
+def test_a_version_that_loses_a_copy_while_it_is_published_is_known_to_have_lost_it() -> None:
+    play = Play.started(hosts="abc", instances=1, backup=AtAllPeers())
+    play.hold(o.Publish)
+    play.batches(4)
+    (publish,) = play.waiting(o.Publish)
+    (gone, other) = publish.published.parts["op"][0].holders
+    play.lose(gone)
+    play.come(gone)  # without what it held
+    play.finish(publish)
+    (published,) = play.query.published
+    assert [part.holders for part in published.parts["op"]] == [(other,)]
+
+
+def test_a_version_that_loses_a_part_while_it_is_published_is_withdrawn() -> None:
+    play = Play.started(hosts="abc", instances=1, backup=AtPeers())
+    play.hold(o.Publish)
+    play.batches(4)
+    (publish,) = play.waiting(o.Publish)
+    (gone,) = publish.published.parts["op"][0].holders
+    play.lose(gone)
+    play.come(gone)
+    play.finish(publish)
     assert play.published == []
+    assert [order.versions for order in play.given(o.Withdraw)] == [(publish.published.version,)]
+    assert "lost while it was published" in play.told("checkpoint failed")[-1]["reason"]
 
 
 def test_an_order_that_is_not_answered_in_time_has_failed() -> None:
@@ -359,6 +419,17 @@ def test_checkpoints_go_on_while_a_chain_is_merged() -> None:
     assert not used & withdrawn
 
 
+def test_no_chain_grows_for_ever_though_one_is_merged_at_a_time() -> None:
+    often = Periodic("1 hour", at_most=1, retain=1)
+    play = Play.started(checkpointing=often, instances=8, longest_chain=3)
+    play.batches(60)
+    for each in play.slices:
+        inventory, usable = play.query.inventory["op"], play.query.usable("op")
+        newest = inventory.newest(each.groups, usable)
+        assert newest is not None
+        assert len(inventory.recipe(each.groups, newest, usable)) <= 8
+
+
 def test_after_a_chain_that_cannot_be_merged_its_slice_is_captured_whole() -> None:
     play = Play.started(checkpointing=Periodic("1 hour", at_most=1, retain=1), longest_chain=3)
     play.hold(o.Merge)
@@ -426,7 +497,7 @@ def test_a_version_with_a_lost_part_is_not_counted_on() -> None:
     play.let_go(o.Store)
     for each in play.query.published:
         if each.version > 3:
-            assert all(AtPeers().available(p, play.query.nodes) for p in each.parts["op"])
+            assert all(p.available(play.query.nodes) for p in each.parts["op"])
 
 
 def test_a_version_that_cannot_be_made_any_more_is_withdrawn_before_its_other_parts() -> None:
@@ -466,18 +537,51 @@ def everything_published(play: Play) -> list[Manifest]:
 
 def test_a_part_that_was_stored_since_a_node_was_asked_is_not_forgotten() -> None:
     """Its answer is of the moment at which it looked, and may be on its way for long."""
-    play = Play.started(hosts="abc", backup=AtPeers())
+    play = Play.started(hosts="ab", backup=AtPeers())
     play.hold(o.Store, o.Prepare)
     play.batches(4)
-    store = next(each for each in play.waiting(o.Store) if each.holders == ("a",))
-    play.lose("a")
-    play.come("a")
-    (prepare,) = play.waiting(o.Prepare)
+    for early in play.waiting(o.Store):
+        play.fail(early, unreachable=early.captured.node)
+    prepares = play.waiting(o.Prepare)
+    assert {prepare.host for prepare in prepares} == {"a", "b"}
+    play.wait(10)
+    play.batch()
     play.let_go(o.Store)
-    stored = [p for p in play.query.inventory["op"].parts if p.holders == ("a",)]
-    assert [part.groups for part in stored] == [store.captured.groups]
-    play.finish(prepare, Inspected({}, frozenset()))
-    assert set(stored) <= set(play.query.inventory["op"].parts)
+    stored = play.query.inventory["op"].parts
+    assert {host for part in stored for host in part.holders} == {"a", "b"}
+    for prepare in prepares:
+        play.finish(prepare, Inspected({}, frozenset()))
+    assert play.query.inventory["op"].parts == stored
+
+
+def test_a_part_whose_holder_was_lost_while_it_was_stored_does_not_count() -> None:
+    """It may have been stored before the loss, or after it."""
+    play = Play.started(hosts="abc", instances=1, backup=AtPeers())
+    play.hold(o.Store)
+    play.batches(4)
+    (store,) = play.waiting(o.Store)
+    (holder,) = store.holders
+    play.lose(holder)
+    play.come(holder)
+    play.let_go(o.Store)
+    assert not play.query.inventory["op"].parts
+    withdrawn = [part for order in play.given(o.Withdraw) for part in order.parts]
+    assert [(part.groups, part.holders) for part in withdrawn] == [(EVERYTHING, store.holders)]
+    assert f"{holder} may have lost the part" in play.told("checkpoint failed")[-1]["reason"]
+
+
+def test_the_other_holders_of_such_a_part_count() -> None:
+    play = Play.started(hosts="abc", instances=1, backup=AtAllPeers())
+    play.hold(o.Store)
+    play.batches(4)
+    (store,) = play.waiting(o.Store)
+    gone, other = store.holders
+    play.lose(gone)
+    play.come(gone)
+    play.let_go(o.Store)
+    (part,) = play.query.inventory["op"].parts
+    assert part.holders == (other,)
+    assert play.published == [part.version]
 
 
 def test_what_a_node_said_before_it_was_lost_does_not_count() -> None:
@@ -529,6 +633,13 @@ def test_or_the_query_stops_if_it_is_not_to_be_held() -> None:
     while (order := play.ask()) is not None:
         play.commit(order)
     assert not play.given(o.Stop)
+    for failed in range(3):
+        # The first one began before the stream was held: it says nothing of the store as it is now.
+        assert not play.given(o.Stop)
+        for store in play.waiting(o.Store):
+            play.fail(store, "the store is full")
+        play.wait(5)
+        assert len(play.told("checkpoint failed")) == failed + 1
     for store in play.waiting(o.Store):
         play.fail(store, "the store is full")
     assert "log of offsets will not reach back" in play.last(o.Stop).reason

@@ -143,6 +143,46 @@ def test_targets_catch_up_by_changes_where_their_sources_know_them() -> None:
     assert not play.told("scale failed")
 
 
+def test_the_last_changes_are_captured_by_a_batch_and_the_stream_is_held_after_it() -> None:
+    given = {"checkpointing": Periodic("1 hour", at_most=3), "replays": False}
+    play = running(batches=6, hosts="ab", **given)
+    play.command(Scale, "op", 4)
+    play.hold(o.Make)
+    play.batches(3)
+    order = play.ask()
+    assert order is not None
+    play.let_go(o.Make)
+    play.wait(1)  # Spark asks for the next batch a moment after this one, however long it took
+    play.commit(order)
+    play.hold(o.Store)
+    captured = play.batch()
+    assert captured.captures
+    assert play.ask() is None, "the stream is held until the captured changes are applied"
+    assert not play.given(o.Capture), "nothing is captured while it is held"
+    play.wait(0.2)
+    play.let_go(o.Store)
+    (told,) = play.told("scale")
+    assert told["pause"] == pytest.approx(0.2, abs=0.01)
+    assert play.ask() is not None
+
+
+def test_a_batch_that_still_runs_is_not_part_of_the_pause() -> None:
+    play = running(hosts="ab")
+    play.hold(o.Make)
+    command = play.command(Scale, "op", 4)
+    play.batch()
+    order = play.ask()
+    assert order is not None
+    play.let_go(o.Make)
+    (change,) = play.query.changes
+    assert change.step == "holding the stream for the last changes"
+    play.wait(3)
+    play.commit(order)
+    assert command in play.ended
+    (told,) = play.told("scale")
+    assert told["pause"] == 0
+
+
 def test_targets_catch_up_by_replay_where_no_changes_are_known() -> None:
     play = running()
     play.hold(o.Make)

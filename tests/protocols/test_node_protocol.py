@@ -1,8 +1,11 @@
 """Nodes: what they hold that nothing needs is dropped, and those that are lacking are asked for."""
 
+from dataclasses import replace
+
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Inspected, NodeCame
-from anabranch.protocols.model import SliceId
+from anabranch.protocols.model import Inventory, SliceId
+from anabranch.state.part import own_name
 from protocols.played import AtPeers, Play
 
 
@@ -32,6 +35,19 @@ def test_parts_that_nothing_names_are_dropped() -> None:
     probe(play, "a", "q/old", "q/older")
     assert dropped(play, "a") == {"q/old", "q/older"}
     assert dropped(play, "b") == dropped(play, "c") == set()
+
+
+def test_what_an_owner_keeps_is_dropped_when_nothing_names_the_part() -> None:
+    play = Play.started(hosts="abc", backup=AtPeers())
+    play.batches(4)
+    part = next(each for each in play.query.inventory["op"].parts if "a" not in each.holders)
+    of = play.query.inventory["op"]
+    kept = Inventory(replace(p, owner="a") if p is part else p for p in of.parts)
+    play.query = replace(play.query, inventory={"op": kept})
+    probe(play, "a", part.own_name, own_name("q/old"))
+    withdrawn = {p.name for each in play.given(o.Withdraw) for p in each.parts}
+    assert own_name("q/old") in withdrawn
+    assert part.own_name not in withdrawn
 
 
 def test_a_part_that_is_just_being_stored_is_no_stray() -> None:

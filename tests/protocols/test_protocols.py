@@ -9,8 +9,9 @@ import pytest
 
 from anabranch.protocols.events import Event, GiveUp, Scale, TakeCheckpoint
 from anabranch.protocols.model import Change, serving
-from anabranch.protocols.orders import CommandId
-from protocols.simulator import SECOND, AtPeers, Plan, Simulation
+from anabranch.protocols.orders import SECOND, CommandId
+from protocols.plans import AtPeers, Plan
+from protocols.simulator import Simulation
 
 QUIET = Plan(5, hosts=4, interval=1.0, retained=12, most_slices=3)
 
@@ -31,7 +32,7 @@ class Run:
 
         simulation = self.simulation
         simulation._run_until(simulation.now + int(seconds * SECOND), until=look)
-        assert condition(), simulation._why()
+        assert condition(), simulation.why()
 
     def commits(self, count: int) -> None:
         query = self.simulation.driver.query
@@ -72,7 +73,8 @@ def test_what_is_under_way_is_told() -> None:
         any(kind == "recovery" and "making" in step for kind, _, _, step in told)
     )
     assert any(kind == "restart" and "took the query over" in why for kind, _, why, _ in told)
-    assert all(each.since <= run.simulation.now for each in run.changes)
+    clock = run.simulation.now + run.simulation.driver.ahead
+    assert all(run.simulation.driver.ahead <= each.since <= clock for each in run.changes)
 
 
 def test_slices_of_an_instance_are_merged() -> None:
@@ -138,7 +140,7 @@ def test_a_checkpoint_can_be_given_up() -> None:
 @pytest.mark.parametrize("backup", [AtPeers(1), AtPeers(2)], ids=repr)
 def test_the_agent_of_an_idle_node_is_replaced_when_it_hangs(backup: AtPeers) -> None:
     run = Run(replace(QUIET, backup=backup, groups=3, hosts=6))
-    run.until(run.simulation.is_protected)
+    run.until(run.simulation.is_settled_and_safe)
     busy = {each.node for each in run.simulation.driver.query.slices.values()}
     idle = next(m for m in run.simulation.world.machines.values() if m.name not in busy)
     idle.hung = True
@@ -148,7 +150,7 @@ def test_the_agent_of_an_idle_node_is_replaced_when_it_hangs(backup: AtPeers) ->
 
 def test_a_batch_on_an_executor_that_has_stopped_is_run_elsewhere() -> None:
     run = Run()
-    run.until(run.simulation.is_protected)
+    run.until(run.simulation.is_settled_and_safe)
     where = next(serving(run.simulation.driver.query.slices.values())).node
     run.simulation.world.machines[where].stopped = True
     run.commits(5)

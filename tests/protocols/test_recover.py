@@ -297,6 +297,53 @@ def test_a_node_lost_during_a_replay_does_not_count_as_its_failure() -> None:
     assert play.batch().version == 6
 
 
+def test_replays_are_counted_anew_once_more_slices_are_lost() -> None:
+    """A sender that is lost as well makes the rows again that the replays before did not find."""
+    play = with_checkpoint()
+    play.hold(o.Replay)
+    play.lose("a")
+    play.fail(play.waiting(o.Replay)[0], "what was sent is lost")
+    play.wait(1)
+    play.fail(play.waiting(o.Replay)[0], "what was sent is lost")
+    play.hold(o.Make)
+    play.wait(1)
+    assert {make.slice.node for make in play.waiting(o.Make)} == {"c"}
+    play.lose("b")
+    play.let_go(o.Make)
+    play.fail(play.waiting(o.Replay)[0], "what was sent is lost")
+    play.wait(1)
+    assert not play.told("going back")
+    (replay,) = play.waiting(o.Replay)
+    assert groups_of(replay.slices) == EVERYTHING
+    play.let_go(o.Replay)
+    assert play.batch().version == 6
+
+
+def test_replays_are_counted_anew_once_there_are_newer_parts() -> None:
+    """A node that returns during a replay may have what makes the rows needless that are lost."""
+    play = Play.started(hosts="abcd", backup=AtPeers())
+    play.hold(o.Store)
+    play.batches(4)
+    store = next(each for each in play.waiting(o.Store) if each.holders == ("b",))
+    groups = store.captured.groups
+    play.finish(store, play.part(3, None, groups, ("b",)))
+    play.hold(o.Replay)
+    play.lose("b")
+    play.lose("a")
+    for attempt in range(3):
+        play.wait(1)
+        (replay,) = play.waiting(o.Replay)
+        assert {made.version for made in replay.slices} == {NO_VERSION}
+        if attempt == 2:
+            play.parts_at["b"] = frozenset(p.name for p in play.query.inventory["op"].parts)
+            play.come("b")
+        play.fail(replay, "what was sent is lost")
+    play.wait(1)
+    assert not play.told("going back")
+    (replay,) = play.waiting(o.Replay)
+    assert {made.version for made in replay.slices if made.groups <= groups} == {3}
+
+
 def test_holders_of_newer_parts_are_waited_for() -> None:
     play = with_checkpoint(backup=AtPeers())
     play.hold(o.Prepare)
@@ -421,6 +468,21 @@ def test_slices_of_one_instance_are_apart_where_they_begin_at_different_versions
     assert [(each.groups, each.base) for each in play.slices] == [(low, 3), (high, 2)]
 
 
+def test_a_slice_is_divided_if_its_groups_begin_at_different_versions() -> None:
+    """One that was merged of two has no common version before it is captured."""
+    play = with_checkpoint(hosts="ab", instances=1, checkpointing=Periodic("1 hour"))
+    (lost,) = play.slices
+    low, high = KeyGroups.parse("0-3"), KeyGroups.parse("4-7")
+    play.query = replace(
+        play.query,
+        inventory={"op": Inventory([play.part(3, None, low), play.part(2, None, high)])},
+        trimmed={"op": Version(2)},
+    )
+    play.lose(lost.node)
+    assert not play.told("going back")
+    assert [(each.groups, each.base) for each in play.slices] == [(low, 3), (high, 2)]
+
+
 def test_slices_begin_alike_where_all_of_them_can() -> None:
     play = with_checkpoint(hosts="abc", instances=2, checkpointing=Periodic("1 hour"))
     parts = [play.part(4, 2, play.slices[0].groups), play.part(2)]
@@ -453,7 +515,8 @@ def test_what_is_being_published_when_the_query_goes_back_is_waited_for() -> Non
     assert play.published == [3, 7]
 
 
-def test_if_it_fails_it_is_withdrawn_before_spark_is_taken_back() -> None:
+def test_the_query_goes_back_to_it_if_it_may_have_been_published() -> None:
+    """Its parts are there. A later driver begins with it, or with an older one, as it finds."""
     play = Play.started(hosts="a", replays=False)
     play.batches(6)
     play.hold(o.Publish)
@@ -463,10 +526,12 @@ def test_if_it_fails_it_is_withdrawn_before_spark_is_taken_back() -> None:
     play.tables["a"] = {}
     play.break_off(order, Cause.STATE_MISSING)
     play.fail(play.waiting(o.Publish)[0], "the answer was lost")
-    kinds = [type(each) for each in play.sent]
-    assert o.Withdraw((Version(7),), ()) in play.sent
-    assert kinds.index(o.Rewind) > play.sent.index(o.Withdraw((Version(7),), ()))
-    assert [(r.start, r.target) for r in play.given(o.Rewind)] == [(Version(3), Version(8))]
+    assert [(r.start, r.target) for r in play.given(o.Rewind)] == [(Version(7), Version(8))]
+    assert not play.given(o.Withdraw)
+    assert play.published == [3]
+    play.let_go(o.Publish)
+    play.batches(6)
+    assert {v for order in play.given(o.Withdraw) for v in order.versions} == {7}
 
 
 def test_without_any_node_the_query_waits_and_then_stops() -> None:

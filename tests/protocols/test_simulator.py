@@ -11,11 +11,29 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.protocols import batches, checkpoint, move, nodes, query, recover, restart
-from anabranch.protocols.events import Inspected
-from anabranch.protocols.model import NO_GROUPS, Inventory, serving
+from anabranch.backup import Fragments
+from anabranch.checkpointing.policy import Kind
+from anabranch.fragments import Adapt, Prefer
+from anabranch.protocols import (
+    batches,
+    checkpoint,
+    move,
+    nodes,
+    notes,
+    query,
+    recover,
+    restart,
+    retention,
+)
+from anabranch.protocols.events import Done, Failed, Inspected
+from anabranch.protocols.model import NO_GROUPS, Inventory, Slice, serving
+from anabranch.protocols.orders import CaptureWanted
 from anabranch.protocols.query import Turn
-from protocols.simulator import AtPeers, InStore, Plan, Simulation, fails, shrink
+from anabranch.state.groups import KeyGroups
+from anabranch.state.part import Part
+from anabranch.units import Version
+from protocols.plans import AtPeers, InStore, Plan, one_fault_each, without_faults
+from protocols.simulator import Simulation, fails, shrink
 
 SECONDS = float(os.environ.get("SIMULATE", "60"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**9))))
@@ -33,6 +51,23 @@ def test_histories_under_faults() -> None:
             pytest.fail(f"seed {seed}: {error!r}; the shortest such history: {shrink(plan)}")
         seed += 1
     print(f"{seed - SEED} histories")
+
+
+def test_every_fault_at_every_stage_of_every_order_of_short_histories() -> None:
+    """One at a time, as many as there is time for."""
+    print(f"SEED={SEED}")
+    until, histories, seed = time.monotonic() + SECONDS / 4, 0, SEED
+    while time.monotonic() < until:
+        calm = without_faults(seed)
+        for plan in one_fault_each(calm, Simulation(calm).run().stages):
+            error = fails(plan)
+            if error is not None:
+                pytest.fail(f"seed {seed}: {error!r}; {plan}")
+            histories += 1
+            if time.monotonic() > until:
+                break
+        seed += 1
+    print(f"{histories} histories of {seed - SEED} seeds")
 
 
 def test_a_history_repeats() -> None:
@@ -62,8 +97,8 @@ def _serve_without_replay(patch: pytest.MonkeyPatch) -> None:
 def _build_on_parts_that_were_not_stored(patch: pytest.MonkeyPatch) -> None:
     original = checkpoint._capture
 
-    def capture(query: object, each: object) -> object:
-        return replace(original(query, each), base=each.base)  # type: ignore[arg-type,attr-defined]
+    def capture(now: query.Query, each: Slice, kind: Kind) -> CaptureWanted:
+        return replace(original(now, each, kind), base=each.base)
 
     patch.setattr(checkpoint, "_capture", capture)
 
@@ -92,27 +127,32 @@ def _serve_groups_that_have_left(patch: pytest.MonkeyPatch) -> None:
 
 
 def _use_chains_with_a_gap(patch: pytest.MonkeyPatch) -> None:
-    def newest(
-        self: Inventory, groups: object, usable: frozenset[str], upto: object = None
-    ) -> object:
-        return max((p.version for p in self.parts if p.name in usable), default=None)
+    """A part is believed to be of use without the parts that it follows on."""
 
-    patch.setattr(Inventory, "newest", newest)
+    def reach(self: Inventory, usable: frozenset[str]) -> dict[Version, KeyGroups]:
+        found: dict[Version, KeyGroups] = {}
+        for part in self.parts:
+            if part.name in usable:
+                found[part.version] = found.get(part.version, NO_GROUPS) | part.groups
+        return found
+
+    def recipe(
+        self: Inventory, groups: KeyGroups, version: Version, usable: frozenset[str]
+    ) -> tuple[Part, ...]:
+        chosen: list[Part] = []
+        for part in reversed(self.parts):
+            if part.name in usable and part.version <= version and part.groups & groups:
+                chosen.append(part)
+                groups = groups - part.groups if part.base is None else groups
+        return tuple(reversed(chosen))
+
+    patch.setattr(Inventory, "reach", reach)
+    patch.setattr(Inventory, "recipe", recipe)
 
 
 def _take_every_answer(patch: pytest.MonkeyPatch) -> None:
-    """Let a recovery go on with the slices of an attempt that it gave up."""
-    original = recover._again
-
-    def again(turn: Turn, reason: str, *more: object, **named: object) -> None:
-        recovery = turn.query.recovery
-        assert recovery is not None
-        if recovery.phase is recover.Phase.REPLAY:
-            recover._switch(turn)
-        else:
-            original(turn, reason, *more, **named)  # type: ignore[arg-type]
-
-    patch.setattr(recover, "_again", again)
+    """The answers to an attempt that was given up count for the next one."""
+    patch.setattr(Turn, "forget", lambda turn, *owners, command=None: [])
 
 
 def _trim_what_is_needed(patch: pytest.MonkeyPatch) -> None:
@@ -121,8 +161,6 @@ def _trim_what_is_needed(patch: pytest.MonkeyPatch) -> None:
             turn.send(batches.Trim(name, turn.query.committed))
 
     patch.setattr(batches, "trim", trim)
-    # Found only because it never comes to an end: the query must not go back then.
-    patch.setattr(recover, "_go_back", lambda turn, reason: None)
 
 
 def _forget_what_must_be_shed(patch: pytest.MonkeyPatch) -> None:
@@ -136,7 +174,7 @@ def _forget_what_must_be_shed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _withdraw_what_is_needed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(checkpoint, "_needed", lambda query: set())
+    patch.setattr(retention, "_needed", lambda query: set())
 
 
 def _never_ask_whether_agents_answer(patch: pytest.MonkeyPatch) -> None:
@@ -146,6 +184,29 @@ def _never_ask_whether_agents_answer(patch: pytest.MonkeyPatch) -> None:
 
 def _believe_in_nodes_that_are_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nodes, "remove", lambda turn, host: None)
+
+
+def _end_commands_before_they_are_noted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(notes, "end", lambda turn, command: turn.end(command))
+
+
+def _forget_notes_that_failed(patch: pytest.MonkeyPatch) -> None:
+    """What is noted is believed to be noted, though the answer said that it is not."""
+    original = notes.answer
+
+    def answer(turn: Turn, waiting: query.Outstanding, event: Done | Failed) -> None:
+        original(turn, waiting, Done(event.order))
+
+    patch.setattr(notes, "answer", answer)
+
+
+def _drop_parts_of_nodes_that_are_away(patch: pytest.MonkeyPatch) -> None:
+    original = retention._needed
+
+    def needed(now: query.Query) -> set[str]:
+        return {name for name in original(now) if any(name in now.usable(o) for o in now.operators)}
+
+    patch.setattr(retention, "_needed", needed)
 
 
 def _leave_captured_files(patch: pytest.MonkeyPatch) -> None:
@@ -175,6 +236,9 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     _forget_what_must_be_shed,
     _withdraw_what_is_needed,
     _never_ask_whether_agents_answer,
+    _end_commands_before_they_are_noted,
+    _forget_notes_that_failed,
+    _drop_parts_of_nodes_that_are_away,
     _leave_captured_files,
     _drop_files_of_what_is_under_way,
 ]
@@ -188,6 +252,7 @@ def test_a_planted_bug_is_found(
     for seed in range(MOST):
         error = fails(Plan.of(seed))
         if error is not None:
+            assert isinstance(error, AssertionError), "the bug is planted wrongly"
             print(f"found by seed {seed}: {error!r:.300}")
             return
     pytest.fail(f"not found in {MOST} histories")
@@ -204,9 +269,63 @@ def test_one_node_after_another_can_be_lost(backup: InStore | AtPeers, seed: int
     simulation = Simulation(plan)
     simulation.faulty = False
     for number in range(8):
-        simulation.run_until_protected()
+        simulation.run_until_safe()
         simulation.lose(f"h{(seed + number) % 4}", memory=True, disk=True)
-    simulation.run_until_protected()
+    simulation.run_until_safe()
+    assert simulation.told["going back"] == 0, simulation.told
+    assert simulation.told["stopped"] == 0
+    committed = simulation.driver.query.committed
+    simulation.world.check_served(list(serving(simulation.driver.query.slices.values())), committed)
+
+
+@pytest.mark.parametrize("parity", [1, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_nodes_as_promised_can_be_lost_at_once(parity: int, seed: int) -> None:
+    """The node of a slice and holders of its fragments, which are made again each time."""
+    simulation = at_peace(seed, Fragments(2, parity))
+    for number in range(6):
+        simulation.run_until_safe()
+        lose_at_once(simulation, number, 1 + parity)
+    assert_all_is_well(simulation)
+
+
+@pytest.mark.parametrize("prefer", Prefer)
+@pytest.mark.parametrize("seed", range(10))
+def test_as_many_as_parts_promise_can_be_lost_while_fragments_adapt(
+    prefer: Prefer, seed: int
+) -> None:
+    """Whatever was chosen meanwhile: older parts keep their m and k."""
+    simulation = at_peace(seed, Fragments(2, 1, adapt=Adapt(prefer, 0.0, overhead=1.0)))
+    for number in range(8):
+        simulation.run_for(10)
+        simulation.run_until_safe()
+        inventory = simulation.driver.query.inventory
+        parts = [part for of in inventory.values() for part in of.parts]
+        promised = min((part.parity for part in parts), default=1)
+        assert promised > 0
+        lose_at_once(simulation, number, 1 + min(promised, 4))
+    assert_all_is_well(simulation)
+
+
+def at_peace(seed: int, backup: Fragments) -> Simulation:
+    plan = replace(Plan.of(seed), backup=backup, faults=(), commands=(), hosts=6, backs_up=True)
+    simulation = Simulation(plan)
+    simulation.faulty = False
+    return simulation
+
+
+def lose_at_once(simulation: Simulation, number: int, count: int) -> None:
+    """The node of a slice, and others."""
+    served = sorted({each.node for each in serving(simulation.driver.query.slices.values())})
+    others = sorted(simulation.world.machines.keys() - set(served))
+    others = others[number % len(others) :] + others[: number % len(others)] if others else []
+    first = served[simulation.plan.seed % len(served)]
+    for host in list(dict.fromkeys([first, *others, *served]))[:count]:
+        simulation.lose(host, memory=True, disk=True)
+
+
+def assert_all_is_well(simulation: Simulation) -> None:
+    simulation.run_until_safe()
     assert simulation.told["going back"] == 0, simulation.told
     assert simulation.told["stopped"] == 0
     committed = simulation.driver.query.committed

@@ -8,15 +8,16 @@ gives another number than the one that it must be.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from anabranch.protocols.model import Facts, Published, Routed, Slice, SliceId, serving
+from anabranch.protocols.model import Facts, Host, Published, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     Advance,
     Capture,
     Captured,
     CaptureWanted,
     Make,
+    Mend,
     Merge,
     Replay,
     RunBatch,
@@ -25,6 +26,8 @@ from anabranch.protocols.orders import (
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
+
+NEVER = -(10**15)
 
 Content = dict[int, int]
 """The state of key groups."""
@@ -132,6 +135,8 @@ class File:
     """Under which it was captured."""
     slice: SliceId | None = None
     """Of which it was captured."""
+    part: Part | None = None
+    """As which it was stored."""
 
 
 @dataclass
@@ -152,6 +157,13 @@ class Machine:
     files: dict[str, File] = field(default_factory=dict)
     vault: dict[str, File] = field(default_factory=dict)
     full: bool = False
+    ill_at: int = NEVER
+    """When something was wrong with it for the last time."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether its agent answers requests."""
+        return self.up and self.agent and not (self.hung or self.stopped)
 
 
 @dataclass
@@ -160,6 +172,8 @@ class Durable:
 
     epoch: int = 0
     down: bool = False
+    ill_at: int = NEVER
+    """When it was down for the last time."""
     manifests: dict[Version, Published] = field(default_factory=dict)
     parts: dict[str, File] = field(default_factory=dict)
     noted: tuple[int, Mapping[str, Routed], tuple[Slice, ...]] | None = None
@@ -250,28 +264,43 @@ class World:
             found = [self.durable.parts.get(part.name)]
         there = [file for file in found if file is not None]
         whole = [file for file in there if not file.damaged]
-        if not whole:
+        if len(whole) < part.needed:
             silent = [h for h in part.holders if not self._answers(h, reader)]
+            one = replace(part, needed=1)
+            bad = tuple(h for h in reached if not self.is_whole(one, [h]))
             if silent:
                 raise Trouble(
                     f"{silent[0]} does not answer",
-                    part.name if reached else None,
+                    part.name if bad else None,
                     silent[0],
-                    damaged_at=tuple(reached),
+                    damaged_at=bad,
                 )
             raise Trouble(f"{part.name} is {'damaged' if there else 'not there'}", part.name)
         return whole[0]
 
+    def copies(self, part: Part, hosts: Collection[str]) -> list[File]:
+        """The copies of a part in the store, or else at some of these hosts."""
+        vaults = [self.machines[host].vault for host in part.holders if host in hosts]
+        places = vaults if part.holders else [self.durable.parts]
+        return [place[part.name] for place in places if part.name in place]
+
     def is_whole(self, part: Part, hosts: Collection[str]) -> bool:
-        """Whether a part can be read from some of these hosts."""
-        places = [self.machines[host].vault for host in part.holders if host in hosts]
-        found = [place.get(part.name) for place in places or [self.durable.parts]]
-        return any(file is not None and not file.damaged for file in found)
+        """Whether a part can be read from the store, or from some of these hosts."""
+        whole = sum(not file.damaged for file in self.copies(part, hosts))
+        return whole >= part.needed
+
+    def seems_whole(self, part: Part, damaged: Collection[tuple[str, Host | None]]) -> bool:
+        """Whether there is a copy of a part that is not known to be damaged."""
+        copies = sum(
+            bool(self.copies(part, [holder])) and (part.name, holder) not in damaged
+            for holder in part.holders or [""]
+        )
+        return (part.name, None) not in damaged and copies >= part.needed
 
     def _answers(self, host: str, asker: str) -> bool:
         machine = self.machines[host]
         cut = host != asker and frozenset([host, asker]) in self.cuts
-        return machine.up and machine.agent and not (machine.hung or machine.stopped or cut)
+        return machine.answers and not cut
 
     def table(self, each: Slice) -> Table:
         table = self.machines[each.node].tables.get(each.id)
@@ -333,29 +362,51 @@ class World:
             raise Trouble(f"{captured.file} is not there")
         part = Part(
             f"part-{self.number()}", captured.operator, captured.version, captured.base,
-            captured.groups, order.holders,
+            captured.groups, order.holders, order.shape.needed, parity=order.shape.parity,
         )  # fmt: skip
-        self.put(part, file, captured.node)
+        part = self.put(part, file, captured.node)
         self.machines[captured.node].files.pop(captured.file)
         return part
 
-    def put(self, part: Part, file: File, sender: str) -> None:
+    def put(self, part: Part, file: File, sender: str) -> Part:
+        """Store a file at the holders of a part, or at one more than are needed."""
+        file = File(file.content, part=part)
         if not part.holders:
             if self.durable.down:
                 raise Trouble("the store does not answer")
             self.durable.parts[part.name] = file
+        stored: list[str] = []
+        refused: Trouble | None = None
         for host in part.holders:
             if not self._answers(host, sender) or self.machines[host].full:
                 silent = None if self._answers(host, sender) else host
-                raise Trouble(f"{host} does not take {part.name}", unreachable=silent)
-            self.machines[host].vault[part.name] = file
+                refused = Trouble(f"{host} does not take {part.name}", unreachable=silent)
+                if part.needed == 1:
+                    break
+            else:
+                self.machines[host].vault[part.name] = File(file.content, part=part)
+                stored.append(host)
+        if refused is not None and len(stored) <= part.needed:
+            raise refused
+        return replace(part, holders=tuple(stored))
+
+    def mend(self, order: Mend) -> Part:
+        """Make lost fragments again at other holders."""
+        file = self.read(order.part, order.host)
+        there = [h for h in order.part.holders if self._answers(h, order.host)]
+        whole = [h for h in there if self.is_whole(replace(order.part, needed=1), [h])]
+        for host in order.holders:
+            if not self._answers(host, order.host) or self.machines[host].full:
+                raise Trouble(f"{host} does not take {order.part.name}", unreachable=host)
+            self.machines[host].vault[order.part.name] = File(file.content, part=order.part)
+        return replace(order.part, holders=(*whole, *order.holders))
 
     def merge(self, order: Merge) -> Part:
         name = f"part-{self.number()}"
         content = self.put_together(order.parts, order.groups, order.version, order.slice.node)
-        part = Part(name, order.slice.operator, order.version, None, order.groups, order.holders)
-        self.put(part, File(content), order.slice.node)
-        return part
+        part = Part(name, order.slice.operator, order.version, None, order.groups, order.holders,
+                    order.shape.needed, parity=order.shape.parity)  # fmt: skip
+        return self.put(part, File(content), order.slice.node)
 
     # Tasks
 
@@ -445,6 +496,13 @@ class Buffers:
                         senders[each.node] = (generation, groups | each.groups)
                 kept[up] = Sent(senders)
             self.sent[(name, order.version)] = kept
+
+    def kept_after(self, operator: str, committed: int) -> Version:
+        """All that was sent to an operator after this version is kept."""
+        version = committed
+        while version >= 0 and (operator, Version(version)) in self.sent:
+            version -= 1
+        return Version(version)
 
     def trim(self, operator: str, upto: Version) -> None:
         for name, version in list(self.sent):

@@ -116,3 +116,14 @@ def test_the_session_says_how_many_batches_are_kept_in_the_log(spark: SparkSessi
         assert sessions.batches_in_log(spark) == 70
     finally:
         spark.conf.unset(name)
+
+
+def test_a_session_is_tuned_again_without_a_trace(spark: SparkSession) -> None:
+    own = spark.newSession()
+    rules = "spark.sql.optimizer.excludedRules"
+    own.conf.set(rules, "org.apache.spark.sql.catalyst.optimizer.CollapseProject")
+    sessions.tune(own, narrow=True, local=True)
+    once = own.conf.get(rules)
+    sessions.tune(own, narrow=True, local=True)
+    assert own.conf.get(rules) == once
+    assert len(once.split(",")) == 2

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,17 @@ from anabranch.backup import Files
 from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened, PlanError
 from anabranch.stores import BackupStore, FileStore, files
 from anabranch.stores.files import MAPPED_FROM
-from anabranch.testing import FaultyStore, MemoryStore
+from anabranch.testing import FaultyStore, LocalRing, MemoryStore
+from anabranch.testing.rings import hosts
 
 
-@pytest.fixture(params=["memory", "files", "renaming", "objects", "faultless"])
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRing]:
+    with LocalRing(tmp_path_factory.mktemp("ring"), hosts(4, start=40)) as ring:
+        yield ring
+
+
+@pytest.fixture(params=["memory", "files", "renaming", "objects", "faultless", "ring"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BackupStore:
     subtree = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     match request.param:
@@ -41,6 +49,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BackupStore:
             for folder in ("store/a", "store/parts"):
                 (tmp_path / folder).mkdir(parents=True)
             return FileStore(subtree, "store")
+        case "ring":  # each test is another query
+            ring: LocalRing = request.getfixturevalue("ring")
+            return ring.store(2, 1, query=uuid.uuid4().hex[:12])
         case _:
             return FaultyStore(MemoryStore(), seed=0, rate=0)
 
@@ -52,6 +63,20 @@ def test_put_get_size(store: BackupStore) -> None:
     assert store.get("a/b.arrow").to_pybytes() == data
     assert store.size("a/b.arrow") == len(data)
     assert store.get("empty").size == store.size("empty") == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, MAPPED_FROM + 5000])
+def test_ranges(store: BackupStore, size: int) -> None:
+    data = os.urandom(size)
+    store.put("parts/a", data)
+    ends = sorted({0, 1, 7, size // 2, 4096, 5000, size - 1, size, size + 1, 2 * size} - {-1})
+    for offset in ends:
+        assert store.get("parts/a", offset).to_pybytes() == data[offset:]
+        for length in ends:
+            found = store.get("parts/a", offset, length).to_pybytes()
+            assert found == data[offset : offset + length], (offset, length)
+    with pytest.raises(CheckpointNotFound):
+        store.get("parts/b", 1, 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in memory")
@@ -150,6 +175,30 @@ def test_delete_is_idempotent(store: BackupStore) -> None:
     assert list(store.list()) == []
     with pytest.raises(CheckpointNotFound, match="a/b"):
         store.get("a/b")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 30])
+def test_many_names_at_once(store: BackupStore, count: int) -> None:
+    blocks = {f"parts/{number}": os.urandom(100 * number) for number in range(count)}
+    store.put("parts/0", b"before, and replaced")
+    store.put("other", b"x")
+    store.put_all(blocks)
+    for name, data in blocks.items():
+        assert store.get(name).to_pybytes() == data
+        assert store.size(name) == len(data)
+    gone = [f"parts/{number}" for number in range(0, count, 2)]
+    store.delete_all([*gone, "never/was"])
+    left = {*blocks, "parts/0", "other"} - {*gone}
+    assert list(store.list()) == sorted(left)
+
+
+def test_one_bad_name_among_many(store: BackupStore) -> None:
+    store.put("kept", b"x")
+    with pytest.raises(ValueError, match="name of a backup"):
+        store.put_all({"a": b"x", "../b": b"x"})
+    with pytest.raises(ValueError, match="name of a backup"):
+        store.delete_all(["kept", "../b"])
+    assert list(store.list()) == ["kept"]
 
 
 def test_what_is_not_there(store: BackupStore) -> None:
@@ -256,7 +305,15 @@ def test_faults_keep_their_word(seed: int) -> None:
         wanted = None if step % 3 == 2 else str(step).encode()
         possible = {wanted}
         try:
-            store.delete("a") if wanted is None else store.put("a", wanted)
+            match step % 4, wanted:
+                case 0, None:
+                    store.delete("a")
+                case _, None:
+                    store.delete_all(["a"])
+                case 1, bytes(data):
+                    store.put_all({"a": data})
+                case _, bytes(data):
+                    store.put("a", data)
         except DidNotHappen:
             possible = {before}
         except MayHaveHappened:

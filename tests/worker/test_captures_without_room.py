@@ -145,7 +145,7 @@ def test_a_capture_between_batches_has_the_same_ways(
     fill(small_disk, leave=400_000)
     file = node.ask(capture_of(running), Deadline(60))
     assert Path(file).parent == spilled(running.root.path())
-    part = node.ask(Store(epoch=EPOCH, file=file, under=Prefix("")), Deadline(60))
+    part = node.ask(Store(epoch=EPOCH, file=file, under=Prefix("")), Deadline(60)).part
     assert part.groups == ALL
     assert [file.name for file in files(spilled(running.root.path()))] == [OF]
     shutil.rmtree(spilled(running.root.path()))
@@ -160,7 +160,7 @@ def test_a_table_that_has_no_room_leaves_nothing(
 ) -> None:
     node = node_of(running, tmp_path)
     file = node.ask(capture_of(running), Deadline(60))
-    part = node.ask(Store(epoch=EPOCH, file=file, under=Prefix("")), Deadline(60))
+    part = node.ask(Store(epoch=EPOCH, file=file, under=Prefix("")), Deadline(60)).part
 
     def make_table(table: str, *parts: Part) -> None:
         request = Make(

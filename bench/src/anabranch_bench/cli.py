@@ -94,6 +94,24 @@ def bench_scaling(
     _publish(result, scaling.TITLES, console, json_file, plot)
 
 
+@bench.command("fragments")
+@_measured
+@_only("coding", "recovery", "models", "reliability", "many", "ring", "live")
+def bench_fragments(
+    quick: bool, json_file: Path | None, plot: Path | None, seed: int, only: tuple[str, ...]
+) -> None:
+    """Backups as fragments: coding, saving and recovering against a shared store, models, rings."""
+    from anabranch_bench.fragments import measure, picture
+
+    console = _console()
+    result = measure.measure(quick=quick, seed=seed, only=only, console=console)
+    measure.show(result, console)
+    _written(result, console, json_file)
+    if plot is not None and result.curves:
+        picture.draw(result, plot)
+        console.print(f"written: {plot}")
+
+
 @bench.command("topk")
 @_measured
 @click.option("--rate", multiple=True, type=int, help="Views a second; can be repeated.")

@@ -33,6 +33,14 @@ class Act(StrEnum):
     NOTHING = "nothing"
 
 
+class Backup(StrEnum):
+    """Where our side's checkpoints are."""
+
+    FILES = "Files"
+    UPSTREAM = "Upstream"
+    FRAGMENTS = "Fragments"
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A query over words at a steady rate; after a while something happens to it."""
@@ -58,6 +66,9 @@ class Scenario:
     backlog: int = 0
     """Files of one second's rows that are there from the start, each a batch, and no others."""
     checkpoints: bool = True
+    backup: Backup = Backup.FILES
+    fragments: tuple[int, int] = (2, 1)
+    """Of data and of parity."""
     seed: int = 7
 
     def to_json(self) -> str:
@@ -68,7 +79,8 @@ class Scenario:
     def from_json(cls, text: str) -> Scenario:
         """Read :meth:`to_json`."""
         value = json.loads(text)
-        return cls(**value | {"scheme": Scheme(value["scheme"]), "act": Act(value["act"])})
+        named = {"scheme": Scheme, "act": Act, "backup": Backup, "fragments": tuple}
+        return cls(**value | {name: kind(value[name]) for name, kind in named.items()})
 
 
 @dataclass(frozen=True)

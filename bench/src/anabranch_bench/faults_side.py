@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 import anabranch as ab
 from anabranch.cluster import LocalCluster
-from anabranch_bench.faults import Act, Outcome, Scenario, Scheme
+from anabranch_bench.faults import Act, Backup, Outcome, Scenario, Scheme
 from anabranch_bench.soak.samples import measure_folder
 
 _OPERATOR = "counter"
@@ -211,6 +211,7 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path, _: LocalCluster) ->
     query = counted.for_each_batch(_discard).start(
         folder / "checkpoint",
         checkpointing=ab.Periodic(scenario.interval) if checkpoints else ab.Never(),
+        backup=_backup(scenario),
         instances=scenario.instances,
         movement=_movement(scenario),
     )
@@ -233,6 +234,12 @@ def _ours(scenario: Scenario, rows: DataFrame, folder: Path, _: LocalCluster) ->
         check,
         query.stop,
     )
+
+
+def _backup(scenario: Scenario) -> ab.Upstream | ab.Fragments | None:
+    if scenario.backup is Backup.UPSTREAM:
+        return ab.Upstream()
+    return ab.Fragments(*scenario.fragments) if scenario.backup is Backup.FRAGMENTS else None
 
 
 def _movement(scenario: Scenario) -> ab.FromCheckpoint | ab.FromInput:

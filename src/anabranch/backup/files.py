@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anabranch.backup.policy import NodeLimits
 from anabranch.errors import PlanError
-from anabranch.state.part import Part
+from anabranch.state.part import COPIES, Part, Shape
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.store import BackupStore
 from anabranch.uris import absolute
@@ -36,9 +36,19 @@ class Files:
         """None: the files survive the loss of every node."""
         return ()
 
-    def available(self, part: Part, nodes: Collection[str]) -> bool:
+    def shape(self, holders: int) -> Shape:
+        """Each has a copy."""
+        return COPIES
+
+    def survives(self, part: Part, owner: str, nodes: Collection[str]) -> bool:
         """Always."""
         return True
+
+    def substitutes(
+        self, part: Part, owners: Collection[str], nodes: Collection[str]
+    ) -> tuple[str, ...]:
+        """None."""
+        return ()
 
     @property
     def where(self) -> StoreAddress:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from anabranch.state.part import Part
+from anabranch.state.part import Part, Shape
 from anabranch.stores.address import StoreAddress
 
 
@@ -44,6 +44,27 @@ class Backup(Protocol):
         """
         ...
 
-    def available(self, part: Part, nodes: Collection[str]) -> bool:
-        """Whether a part can be read while only these nodes are alive."""
+    def shape(self, holders: int) -> Shape:
+        """How a part is divided over so many holders, from now on.
+
+        Parts that were stored before keep the shape that they have.
+        """
+        ...
+
+    def survives(self, part: Part, owner: str, nodes: Collection[str]) -> bool:
+        """Whether a part will outlive what the policy promises to survive, with these nodes alive.
+
+        That is the loss of the node of the slice, ``owner``, if nothing more is promised. It is
+        true too if substitutes will make it so.
+        """
+        ...
+
+    def substitutes(
+        self, part: Part, owners: Collection[str], nodes: Collection[str]
+    ) -> tuple[str, ...]:
+        """The nodes that are to hold a part too, while only these nodes are alive.
+
+        ``owners`` have the state itself. Empty if there are as many holders as there should be, or
+        if the state is captured again instead.
+        """
         ...

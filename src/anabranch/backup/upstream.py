@@ -9,7 +9,7 @@ import xxhash
 
 from anabranch.backup.policy import NodeLimits
 from anabranch.errors import PlanError
-from anabranch.state.part import Part
+from anabranch.state.part import COPIES, Part, Shape
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.peers import AT_PEERS
 from anabranch.units import Duration, Size, byte_count, microseconds
@@ -43,9 +43,19 @@ class Upstream:
         upstream = senders if len(set(senders)) > 1 else nodes
         return (holder(key, owner, upstream),)
 
-    def available(self, part: Part, nodes: Collection[str]) -> bool:
-        """Whether one of the nodes has the part."""
-        return any(host in nodes for host in part.holders)
+    def shape(self, holders: int) -> Shape:
+        """Each has a copy."""
+        return COPIES
+
+    def survives(self, part: Part, owner: str, nodes: Collection[str]) -> bool:
+        """Whether another node has it."""
+        return part.available(set(nodes) - {owner})
+
+    def substitutes(
+        self, part: Part, owners: Collection[str], nodes: Collection[str]
+    ) -> tuple[str, ...]:
+        """None: what a node held is captured again."""
+        return ()
 
     @property
     def where(self) -> StoreAddress:

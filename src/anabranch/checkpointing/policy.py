@@ -73,8 +73,8 @@ class Periodic:
 
     A checkpoint that fails is tried again, and recorded as an event. After more than ``tolerate``
     failures in a row the query stops. The stream waits for a checkpoint before Spark's log no
-    longer reaches back to the newest one; with ``hold=False`` the query stops instead, if a
-    checkpoint has failed.
+    longer reaches back to the newest one; with ``hold=False`` the query stops if three
+    checkpoints fail while it waits.
 
     >>> Periodic("5 seconds").tracks_changes
     True

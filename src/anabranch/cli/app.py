@@ -10,6 +10,8 @@ import click
 from anabranch.cli.clean import clean
 from anabranch.cli.cluster import cluster
 from anabranch.cli.demo import demo
+from anabranch.cli.node import node
+from anabranch.cli.ring import ring
 from anabranch.cli.state import state
 from anabranch.errors import AnabranchError
 
@@ -62,3 +64,5 @@ main.add_command(demo)
 main.add_command(state)
 main.add_command(cluster)
 main.add_command(clean)
+main.add_command(ring)
+main.add_command(node)

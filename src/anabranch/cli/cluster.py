@@ -32,14 +32,22 @@ def cluster() -> None:
 @click.option("--cores", default=1, show_default=True, help="Tasks that a node runs at a time.")
 @click.option("--memory", default="1g", show_default=True, help="Heap of a node's executor.")
 @click.option("--cpus", type=float, help="CPU quota of a node in cores, such as 0.3.")
+@click.option("--link", help="Rate of a node's link, such as '100 Mbit'; takes root.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep state and logs here.")
-def up(nodes: int, cores: int, memory: str, cpus: float | None, folder: Path | None) -> None:
+def up(
+    nodes: int,
+    cores: int,
+    memory: str,
+    cpus: float | None,
+    link: str | None,
+    folder: Path | None,
+) -> None:
     """Start a cluster and run it until Ctrl-C."""
     from anabranch.cluster import LocalCluster
     from anabranch.cluster.control import serve
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    made = LocalCluster(nodes, cores, memory, cpus, folder)
+    made = LocalCluster(nodes, cores, memory, cpus, folder, link)
     console = Console(highlight=False)
     asked, gone = threading.Event(), threading.Event()
     with _terminable(), serve(_socket(), _operations(made, asked, gone)):

@@ -20,8 +20,10 @@ from anabranch.stores import (
     Manifest,
     OperatorManifest,
     open_checkpoints,
+    open_manifests,
     read_state,
     state_schema,
+    whereabouts,
 )
 from anabranch.units import Version
 
@@ -43,15 +45,17 @@ def state() -> None:
 @state.command("list")
 @_folder
 def list_state(folder: str) -> None:
-    """List versions, operators, columns and sizes."""
+    """List versions, operators, columns and sizes, and the nodes that have the files, if any."""
     console = Console()
-    manifests, _ = open_checkpoints(folder)
+    manifests = open_manifests(folder)
     versions = manifests.versions()
     if not versions:
         raise CheckpointNotFound(f"there is no checkpoint in {folder}")
     table = Table("version", "operator", "key", "state", "files", "size", box=None)
+    at_nodes: dict[str, str] = {}
     for version in versions:
         for name, operator in manifests.get(version).operators.items():
+            at_nodes[f"version {version} of {name}"] = whereabouts(operator.parts)
             schema = operator.schema
             keys = [field.name for field in schema.keys] + list(schema.sub)
             values = [field.name for field in schema.values]
@@ -60,6 +64,9 @@ def list_state(folder: str) -> None:
                 str(version), name, ", ".join(keys), ", ".join(values), _files(operator), size
             )
     console.print(table)
+    for what, where in at_nodes.items():
+        if where:
+            console.print(f"The files of {what} are at {where}.", soft_wrap=True)
 
 
 @state.command()

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from anabranch.cluster import quotas, spark
+from anabranch.cluster import links, quotas, spark
 from anabranch.cluster.master import Master, Registered
 from anabranch.cluster.node import Node
 from anabranch.cluster.resources import Resources
@@ -26,7 +26,7 @@ _SECONDS = 180.0  # a machine that is busy with other things is slow to start JV
 
 
 class LocalCluster:
-    """A Spark master and workers, each worker its own host on its own loopback address.
+    """A Spark master and workers, each worker its own host on its own address of this machine.
 
     Every node has a state folder, which its processes find in ``ANABRANCH_STATE_FOLDER``. If this
     process ends without :meth:`stop`, all processes and folders are removed all the same. Methods
@@ -47,6 +47,7 @@ class LocalCluster:
         memory: str = "1g",
         cpus: float | None = None,
         folder: str | Path | None = None,
+        link: str | None = None,
     ) -> None:
         """Configure a cluster; :meth:`start`, or ``with``, starts it.
 
@@ -58,6 +59,9 @@ class LocalCluster:
                 node is ready, not while its processes start. None for no limit.
             folder: An empty or new folder for state and logs, which keeps the logs. By default
                 everything is in memory and is removed at the end.
+            link: The rate of a node's link, the same in both directions, such as ``"100 Mbit"``.
+                Nodes then have addresses in a network of their own, which reaches only the driver
+                and each other. It takes root and the programs of iproute2. None for no limit.
         """
         if not 1 <= nodes <= MOST_NODES:
             raise PlanError(f"nodes={nodes}: a cluster has 1 to {MOST_NODES} nodes")
@@ -75,6 +79,7 @@ class LocalCluster:
         self._memory = spark.check_memory(memory)
         self._cpus = cpus
         self._given = given
+        self._link = None if link is None else links.check_link(link)
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._used = 1  # the last number of an address that was given to a node
@@ -85,7 +90,7 @@ class LocalCluster:
         with self._lock:
             if self._resources is not None:
                 raise ClusterFailed(f"the cluster {self.master} is running already; stop it first")
-            self._resources = Resources(self._given, self._cpus)
+            self._resources = Resources(self._given, self._cpus, self._link)
             try:
                 self._launch([self._fresh() for _ in range(self._count)])
             except BaseException:
@@ -106,12 +111,17 @@ class LocalCluster:
     @property
     def folder(self) -> Path:
         """Where the nodes' folders are, each named by its address."""
-        return self._up().folder
+        return self._up().site.folder
 
     @property
     def limited(self) -> bool:
         """Whether the CPU quota of nodes is enforced."""
-        return self._resources is not None and self._resources.groups is not None
+        return self._resources is not None and self._resources.site.groups is not None
+
+    @property
+    def linked(self) -> bool:
+        """Whether nodes have links of the rate that was asked for."""
+        return self._resources is not None and self._resources.site.network is not None
 
     def session(self, **conf: str | int | bool) -> SparkSession:
         """A session on this cluster, ready when every node has an executor.
@@ -202,21 +212,24 @@ class LocalCluster:
         return self._nodes[host]
 
     def _fresh(self) -> str:
+        site = self._up().site
         while True:
             self._used += 1
             if self._used > 254:
-                raise ClusterFailed("all addresses 127.0.0.x are used up; start a new cluster")
-            host = f"127.0.0.{self._used}"
+                raise ClusterFailed("all addresses for nodes are used up; start a new cluster")
+            host = site.address(self._used)
             if host not in self._nodes:
                 return host
 
     def _free(self, host: str) -> str:
+        site = self._up().site
         try:
             address = ipaddress.IPv4Address(host)
         except ValueError as error:
-            raise PlanError(f"{host!r} is not an address such as 127.0.0.9") from error
-        if not address.is_loopback or host == spark.MASTER_HOST:
-            raise PlanError(f"{host} cannot be a node: take one of 127.0.0.2, 127.0.0.3, ...")
+            raise PlanError(f"{host!r} is not an address such as {site.address(9)}") from error
+        if not site.has(address):
+            some = f"{site.address(2)}, {site.address(3)}"
+            raise PlanError(f"{host} cannot be a node: take one of {some}, ...")
         if host in self.nodes:
             raise PlanError(f"the node {host} is up already")
         return host
@@ -230,10 +243,10 @@ class LocalCluster:
                 started[host] = Node(
                     resources.master.url,
                     host,
-                    resources.folder / host,
+                    resources.site.folder / host,
                     cores=self._cores,
                     memory=self._memory,
-                    group=resources.group(host),
+                    site=resources.site,
                 )
             self._limit(hosts, None)
             _await_registration(resources.master, started, before)
@@ -245,7 +258,7 @@ class LocalCluster:
         self._nodes = self._nodes | started
 
     def _limit(self, hosts: Collection[str], cpus: float | None) -> None:
-        groups = self._up().groups
+        groups = self._up().site.groups
         if groups is not None:
             for host in hosts:
                 groups.limit(host, cpus)

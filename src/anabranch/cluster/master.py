@@ -29,14 +29,15 @@ class Registered(NamedTuple):
 
 
 class Master:
-    """A running Spark master on the machine's usual loopback address."""
+    """A running Spark master on an address of this machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str) -> None:
+        self._host = host
         self._log = folder / "master.log"
         spark.make_folders(folder)
         self._process: subprocess.Popen[bytes] = start(
-            spark.master_command(),
-            environment=spark.environment(spark.MASTER_HOST, folder),
+            spark.master_command(host),
+            environment=spark.environment(host, folder),
             log=self._log,
         )
         # Its page is there a little before there is anything on it.
@@ -82,7 +83,7 @@ class Master:
         url, page = _URL.search(text), _PAGE.search(text)
         if not url or not page:
             return None
-        return url[1], f"http://{spark.MASTER_HOST}:{page[1]}/json/"
+        return url[1], f"http://{self._host}:{page[1]}/json/"
 
 
 def _listed(page: str) -> list[dict[str, str]]:

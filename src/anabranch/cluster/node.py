@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anabranch.cluster import spark
 from anabranch.cluster.processes import end, executors, last_lines, of_folder, start
+from anabranch.cluster.site import Site
 from anabranch.cluster.sweep import lose
 from anabranch.errors import ClusterFailed
 
@@ -22,19 +23,23 @@ class Node:
         *,
         cores: int,
         memory: str,
-        group: Path | None,
+        site: Site,
     ) -> None:
         self.host = host
         self._folder = folder
-        self._group = group
+        self._group = group = site.group(host)
         self._log = folder / "worker.log"
         spark.make_folders(folder)
         spark.limit_logs(folder)
-        self._process: subprocess.Popen[bytes] = start(
-            spark.worker_command(master, host, folder / "work", cores=cores, memory=memory),
-            environment=spark.environment(host, folder),
-            log=self._log,
-            group=group and group / "cgroup.procs",
+        command = spark.worker_command(master, host, folder / "work", cores=cores, memory=memory)
+        self._process: subprocess.Popen[bytes] = site.inside(
+            host,
+            lambda: start(
+                command,
+                environment=spark.environment(host, folder),
+                log=self._log,
+                group=group and group / "cgroup.procs",
+            ),
         )
 
     @property

@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +110,19 @@ def of_folder(folder: Path, group: Path | None = None) -> set[int]:
     return (found | descendants(found, everything)) - _lineage(everything)
 
 
+def in_namespaces(network: Collection[Path]) -> set[int]:
+    """The processes in some network namespaces, each given by a file that stands for it.
+
+    This process and the ones above it are never among them.
+    """
+    wanted = {_identity(path) for path in network} - {None}
+    if not wanted:
+        return set()
+    everything = running()
+    found = {pid for pid in everything if _identity(Path(f"/proc/{pid}/ns/net")) in wanted}
+    return found - _lineage(everything)
+
+
 def executors(worker: int) -> set[int]:
     """The executors of a Spark worker with everything they would take along if they crashed.
 
@@ -193,6 +206,14 @@ def _members(group: Path) -> set[int]:
         except OSError:
             continue  # the group was removed while we looked
     return found
+
+
+def _identity(namespace: Path) -> tuple[int, int] | None:
+    try:
+        found = namespace.stat()
+    except OSError:
+        return None  # it has ended, or belongs to another user
+    return found.st_dev, found.st_ino
 
 
 def _lineage(among: Mapping[int, Process]) -> set[int]:

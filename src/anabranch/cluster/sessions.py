@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cluster.spark import MASTER_HOST
 from anabranch.errors import ClusterFailed, PlanError
 
 if TYPE_CHECKING:
@@ -13,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class Sessions:
-    """The Spark session of this process on a cluster, if there is one."""
+    """The Spark session of this process, which has an address, on a cluster, if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self._host = host
         self._session: SparkSession | None = None
 
     def open(self, master: str, conf: Mapping[str, str | int | bool]) -> SparkSession:
@@ -31,8 +31,8 @@ class Sessions:
                 "only one; stop that session first"
             )
         settings: dict[str, Any] = {
-            "spark.driver.host": MASTER_HOST,
-            "spark.driver.bindAddress": MASTER_HOST,
+            "spark.driver.host": self._host,
+            "spark.driver.bindAddress": self._host,
         }
         self._session = session(master, **(settings | dict(conf)))
         return self._session

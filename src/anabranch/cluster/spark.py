@@ -12,7 +12,6 @@ from anabranch.cluster.processes import MARK
 from anabranch.errors import ClusterFailed, PlanError
 from anabranch.nodes.folders import BACKUPS
 
-MASTER_HOST = "127.0.0.1"
 LEAST_MEMORY = 450
 """What Spark wants an executor to have, in MiB."""
 
@@ -72,9 +71,9 @@ def check_memory(memory: str) -> str:
     return memory
 
 
-def master_command() -> list[str]:
+def master_command(host: str) -> list[str]:
     """Starts a master on ports that the system chooses."""
-    return _spark_class("master.Master", "--host", MASTER_HOST, "--port", "0")
+    return _spark_class("master.Master", "--host", host, "--port", "0")
 
 
 def worker_command(master: str, host: str, work: Path, *, cores: int, memory: str) -> list[str]:

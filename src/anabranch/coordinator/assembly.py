@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from anabranch.backup.policy import Backup
+from anabranch.backup.policy import Backup, NodeLimits
 from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import copies, identity
@@ -34,6 +34,7 @@ from anabranch.nodes.claims import Claim
 from anabranch.nodes.folders import StateRoot, state_folder
 from anabranch.nodes.local import LocalNode
 from anabranch.nodes.requests import Epoch
+from anabranch.nodes.standing import store as standing
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
@@ -50,6 +51,7 @@ from anabranch.spark.sinks.sink import Flushed
 from anabranch.spark.sources import combine, logs_of
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import Routing
+from anabranch.stores.address import StoreAddress
 from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 from anabranch.worker.here import AgentStart
@@ -174,6 +176,7 @@ def assemble(
     local = is_local(spark)
     if local:
         _check_local(backup, settings.tls)
+    _check_ring(backup, settings.tls)
     state = None if settings.state_folder is None else str(Path(settings.state_folder).absolute())
     root = StateRoot(known.query, state)
     keep = not settings.checkpointing.backs_up
@@ -216,7 +219,7 @@ def _taken_over(
     local = is_local(spark)
     policy = settings.checkpointing
     reign = Reign.begin(folder.store, f"{platform.node()} {os.getpid()}", above=before.run)
-    where = backup.where
+    where = standing.of_query(backup.where, before.query)
     elsewhere = None if where.at_nodes or where == folder.files.where else where.to_json()
     known = replace(before, run=reign.epoch, backup=elsewhere, folder=folder.uri)
     identity.save(folder.store, known)
@@ -233,7 +236,7 @@ def _taken_over(
         policy.tracks_changes,
         settings.movement.window,
     )
-    nodes, parts = _nodes(spark, settings, backup, root, reign.epoch)
+    nodes, parts = _nodes(spark, settings, backup.limits, where, root, reign.epoch)
     ledger = Ledger(
         folder.store,
         folder.log,
@@ -345,15 +348,25 @@ def _check_local(backup: Backup, tls: Tls | None) -> None:
         raise PlanError("tls= needs a cluster: a local master sends nothing between nodes")
 
 
+def _check_ring(backup: Backup, tls: Tls | None) -> None:
+    standing.check(backup.where)
+    if tls is not None and standing.is_in_ring(backup.where):
+        raise PlanError(
+            "tls= does not reach standing nodes, which do not encrypt: state would travel to them "
+            "in clear text; use another backup, or a network that you trust and no tls="
+        )
+
+
 def _nodes(
     spark: SparkSession,
     settings: Settings,
-    backup: Backup,
+    limits: NodeLimits,
+    where: StoreAddress,
     root: StateRoot,
     epoch: Epoch,
 ) -> tuple[Nodes, BackupStore]:
     """Where the tables are, and the store of checkpoint files."""
-    where, limits = backup.where, backup.limits
+    where = standing.with_key(where, epoch, limits.silence)
     if is_local(spark):
         opened = where.open()
         node = LocalNode(root.path(), lambda request, deadline: opened, where)

@@ -5,9 +5,7 @@ The protocols decide when a batch runs; see :mod:`anabranch.coordinator.handover
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,7 +22,7 @@ from anabranch.coordinator.frames import Frames, Step, packing_of, read_in_part,
 from anabranch.coordinator.handover import HandOver
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
-from anabranch.coordinator.progress import Progress, operator_progress
+from anabranch.coordinator.progress import Progress, fragments_progress, operator_progress
 from anabranch.coordinator.sent import Sent
 from anabranch.coordinator.watermarks import Times
 from anabranch.errors import AnabranchError, Deposed, QueryFailed, Reshaped, StateMissing
@@ -52,8 +50,6 @@ from anabranch.worker.task import OperatorTask
 
 _log = logging.getLogger("anabranch")
 _RECENT = 100
-_CANCEL_EVERY = 0.05
-_numbers = itertools.count()
 _LOST = "it was cancelled, because a slice that it needs was lost"
 
 HERE = ""
@@ -100,9 +96,10 @@ class Batches(HandOver):
         """Brings what was computed to its sinks, and commits it."""
         # Asked of the user's session: in the query's own Spark sets what it noted at its start.
         self._chose_partitions = chose_partitions(spark)
-        self._tuned: SparkSession | None = None
+        self._tuned: Any = None
+        """The session of Spark's query, in the JVM: every batch has another object for it here."""
         self._computed_first = read_in_part(program.plan)
-        self._jobs: _Cancellable | None = None
+        self._jobs: Jobs | None = None
         self._routers: dict[str, Router | PackedRouter] = {}
         self._narrow = all(
             is_fixed(field.type) for bound in program.bounds.values() for field in bound.input
@@ -166,22 +163,22 @@ class Batches(HandOver):
     ) -> BatchCommitted:
         version = order.version
         self._tune(frame, order)
-        delivery = self.completion.begin(order)
-        steps.update(self._steps(order))
-        frames = Frames(self.program.plan, frame, steps, self.reports, self._computed_first)
-        try:
-            with self._cancellable(), tagged(self._context) as jobs:
-                for output in self.program.plan.outputs:
-                    if order.deliver:
-                        frames.deliver(output, delivery)
-                    else:
-                        frames.discard(output)
-                reports = self._complete(order, frames, jobs)
-            self._await_tasks(version, reports.values())
-        finally:
-            self._reshapable = frames.reshapable
-            frames.release()
-        commit = self.completion.end(order, delivery, self._times(reports.values()))
+        with self.completion.begun(order) as delivery:
+            steps.update(self._steps(order))
+            frames = Frames(self.program.plan, frame, steps, self.reports, self._computed_first)
+            try:
+                with self._cancellable() as jobs:
+                    for output in self.program.plan.outputs:
+                        if order.deliver:
+                            frames.deliver(output, delivery)
+                        else:
+                            frames.discard(output)
+                    reports = self._complete(order, frames, jobs)
+                self._await_tasks(version, reports.values())
+            finally:
+                self._reshapable = frames.reshapable
+                frames.release()
+            commit = self.completion.end(order, delivery(), self._times(reports.values()))
         self._commit = commit
         self.sent.keep(version, steps, commit.times)
         self._record(version, reports.values(), time.perf_counter() - began, attempts)
@@ -193,7 +190,8 @@ class Batches(HandOver):
         return BatchCommitted(version, order.fence, told, obsolete, loads)
 
     def _tune(self, frame: DataFrame, order: RunBatch) -> None:
-        if self._tuned is not frame.sparkSession:
+        session = frame.sparkSession._jsparkSession
+        if self._tuned != session:
             instances = [of.routing.instances for of in order.routed.values()]
             tune(
                 frame.sparkSession,
@@ -203,7 +201,7 @@ class Batches(HandOver):
                 if self._chose_partitions
                 else max(self._context.defaultParallelism, *instances, 1),
             )
-            self._tuned = frame.sparkSession
+            self._tuned = session
 
     def _steps(self, order: RunBatch) -> dict[Stateful, Step]:
         batch_time = self._ledger.spark.batch_time(order.version)
@@ -269,14 +267,14 @@ class Batches(HandOver):
         return bool(new)
 
     @contextmanager
-    def _cancellable(self) -> Iterator[None]:
-        with _Cancellable(self._context) as jobs:
+    def _cancellable(self) -> Iterator[Jobs]:
+        with tagged(self._context) as jobs:
             with self._lock:
                 self._jobs = jobs
                 if self._cancelled:
                     jobs.cancel()
             try:
-                yield
+                yield jobs
             finally:
                 with self._lock:
                     self._jobs = None
@@ -297,7 +295,8 @@ class Batches(HandOver):
         )
         published = self._loop.query.published
         stored = published[-1].version if published else NO_VERSION
-        self.recent.append(Progress(version, seconds, operators, stored, attempts, time.time()))
+        now, fragments = time.time(), fragments_progress(self._loop.query.policies.backup)
+        self.recent.append(Progress(version, seconds, operators, stored, attempts, now, fragments))
 
 
 class Unreported(QueryFailed):
@@ -310,40 +309,6 @@ class Unreported(QueryFailed):
 
 class StillRunning(QueryFailed):
     """Tasks of a batch run on though their jobs are over; another attempt has to fence them off."""
-
-
-class _Cancellable:
-    """Lets another thread cancel the Spark jobs that this thread starts in the block."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._tag = f"anabranch-batch-{next(_numbers)}"
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> _Cancellable:
-        self._context.addJobTag(self._tag)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._context.removeJobTag(self._tag)
-
-    def cancel(self) -> None:
-        """Cancel these jobs, and those that are started later. Does not wait."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._cancel, name="anabranch-cancel", daemon=True
-            )
-            self._thread.start()
-
-    def _cancel(self) -> None:
-        while not self._over.is_set():
-            # Again and again: a job may have been about to start.
-            self._context.cancelJobsWithTag(self._tag)
-            self._over.wait(_CANCEL_EVERY)
 
 
 def slice_order(each: Slice, wanted: CaptureWanted | None) -> SliceOrder:

@@ -1,7 +1,8 @@
 """What has to be done around the jobs of a batch, and in which order.
 
 Before: a sink that cannot take results back is given a batch only once its offsets are flushed.
-What it is given under a version must be what it would be given again after a power failure.
+What it is given under a version must be what it would be given again after a power failure. The
+driver builds the frames of the batch meanwhile.
 
 After, when all instances have reported: a look whether this driver still has the query, the sinks
 show the results, and the batch is committed. A driver that dies between the sinks and the commit
@@ -10,7 +11,9 @@ has the batch run again, and sinks replace what they have of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 from anabranch.coordinator.commits import Commit
 from anabranch.coordinator.ledger import Ledger
@@ -32,6 +35,7 @@ class Completion:
         """Whether a sink cannot take back what it was given."""
         self._half_done = True
         """Whether sinks may have results of the next batch already."""
+        self._beginning = ThreadPoolExecutor(1, "anabranch-begin")
 
     def take_over(self, stored: Version) -> None:
         """Take over from an earlier run; what it delivered after a checkpoint may not be flushed.
@@ -41,6 +45,18 @@ class Completion:
         for sink in self._sinks:
             if isinstance(sink, Replaceable):
                 sink.resume(self._query, stored)
+
+    @contextmanager
+    def begun(self, order: RunBatch) -> Iterator[Callable[[], Delivery]]:
+        """Run :meth:`begin` while the block builds the frames of the batch.
+
+        What it yields waits for the delivery. No attempt leaves anything behind that still flushes.
+        """
+        beginning = self._beginning.submit(self.begin, order)
+        try:
+            yield beginning.result
+        finally:
+            wait([beginning])
 
     def begin(self, order: RunBatch) -> Delivery:
         """Get ready for an attempt; what its sinks are to be told."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,18 +90,23 @@ class Frames:
         for source, frame in zip(sources, separate(batch, len(sources)), strict=True):
             self._frames[source] = self._keep_if_shared(source, frame)
 
-    def deliver(self, output: Output, delivery: Delivery) -> None:
-        """Run the Spark job that writes a batch to a sink."""
+    def deliver(self, output: Output, delivery: Callable[[], Delivery]) -> None:
+        """Run the Spark job that writes a batch to a sink.
+
+        ``delivery`` may wait for the disk. It is called when the frames are built.
+        """
         sink: Sink = output.sink
         node = output.input
         fusible = isinstance(node, Stateful) and len(self._plan.consumers(node)) == 1
         if isinstance(sink, PartSink) and fusible and isinstance(node, Stateful):
-            writer = sink.part_writer(delivery)
             step = self._steps[node]
+            sent = self._input(step)
+            writer = sink.part_writer(delivery())
             run = partial(steps.run_and, step.task, self._reports, writer)
-            sink.accept(map_in_arrow(self._input(step), run, sink.written), delivery)
+            sink.accept(map_in_arrow(sent, run, sink.written), delivery())
         else:
-            sink.write(self._frame(node), delivery)
+            frame = self._frame(node)
+            sink.write(frame, delivery())
 
     def discard(self, output: Output) -> None:
         """Run the operators before a sink, and drop their results."""

@@ -161,28 +161,19 @@ class Ledger:
 
         A part that cannot be deleted does not keep the others; a StoreError names it in the end.
         """
-        self.reign.check()
         # Those first whose manifests could not be deleted before: they may name these parts.
         self._withdrawn |= set(order.versions)
+        self.reign.check()
         for version in sorted(self._withdrawn, reverse=True):
             self._manifests.drop(version)
             self._withdrawn.discard(version)
-        failures: list[StoreError] = []
-        silent: set[str | None] = set()
-        for part in order.parts:
-            for host, name in zip(part.holders or (None,), part.copies, strict=True):
-                if host is not None and host in silent:
-                    continue  # each of its parts would take as long as the first
-                try:
-                    self.parts.delete(name)
-                except StoreError as error:
-                    failures.append(error)
-                    silent.add(error.host)
-        if failures:
+        try:
+            self.parts.delete_all([name for part in order.parts for name in part.names])
+        except StoreError as error:
             raise MayHaveHappened(
                 f"not all of {len(order.parts)} checkpoint files were deleted; they are when their "
-                f"node is ready again, or at the next start: {failures[0]}"
-            ) from failures[0]
+                f"node is ready again, or at the next start: {error}"
+            ) from error
 
     def note(self, order: Note) -> None:
         """Write the routing of operators and the nodes of their slices."""

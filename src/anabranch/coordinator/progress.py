@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anabranch.backup.fragments import Fragments
+from anabranch.backup.policy import Backup
 from anabranch.protocols import model
 from anabranch.units import Version
 from anabranch.worker.reports import InstanceReport
@@ -58,6 +60,16 @@ class OperatorProgress:
 
 
 @dataclass(frozen=True)
+class FragmentsProgress:
+    """How checkpoints are coded into fragments at present."""
+
+    data: int
+    parity: int
+    stripe: int | None
+    """The bytes that are coded at a time. None: it has not been chosen."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """One batch of a query."""
 
@@ -71,6 +83,8 @@ class Progress:
     """How often the batch was tried; more than 1 after a worker was lost."""
     at: float = 0.0
     """When it was committed, in seconds since the epoch."""
+    fragments: FragmentsProgress | None = None
+    """The fragments of the next checkpoint; None with other backups."""
 
     def __getitem__(self, operator: str) -> OperatorProgress:
         for each in self.operators:
@@ -115,8 +129,8 @@ class Change:
     """An operation in progress: its present step, its reason, and its duration so far."""
 
     kind: str
-    """``move`` (scale and rebalance are moves), ``merge``, ``checkpoint``, ``recovery`` or
-    ``restart``."""
+    """``move`` (scale and rebalance are moves), ``merge``, ``note`` (of the arrangement of
+    slices), ``checkpoint``, ``read``, ``hold``, ``node``, ``recovery`` or ``restart``."""
     what: str
     """What is changed, such as the name of an operator."""
     why: str
@@ -131,6 +145,13 @@ class Change:
         """The public form of the coordinator's change, at a time of its clock."""
         seconds = max(0, now - change.since) / 1e6
         return cls(change.kind, change.what, change.why, change.step, seconds)
+
+
+def fragments_progress(backup: Backup) -> FragmentsProgress | None:
+    """What a backup policy makes of checkpoints at present, if these are fragments."""
+    if not isinstance(backup, Fragments):
+        return None
+    return FragmentsProgress(backup.data, backup.parity, backup.stripe_bytes)
 
 
 def operator_progress(

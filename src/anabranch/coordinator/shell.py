@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +39,7 @@ from anabranch.errors import (
     StateMissing,
     StoreError,
 )
+from anabranch.fragments.cost import Cost
 from anabranch.nodes import requests
 from anabranch.nodes.captures import fence_of
 from anabranch.nodes.node import Deadline
@@ -56,7 +57,7 @@ from anabranch.protocols.model import Host, Routed, Slice, SliceId
 from anabranch.protocols.orders import SECOND, Captured, Order, OrderId, patience
 from anabranch.protocols.query import Query
 from anabranch.state.capture import CheckpointSchema
-from anabranch.state.part import Part
+from anabranch.state.part import Shape
 from anabranch.state.table import TableLayout
 
 _log = logging.getLogger("anabranch")
@@ -84,7 +85,7 @@ class Asking:
         self._tables: dict[SliceId, TableName] = {}
         """The known tables by slice, present or lost."""
 
-    def make(self, order: orders.Make) -> None:
+    def make(self, order: orders.Make) -> Cost:
         """Make the table of a slice."""
         each = order.slice
         self._tables[each.id] = table_of(each)
@@ -97,7 +98,7 @@ class Asking:
             groups=each.groups,
             parts=order.parts,
         )
-        self._ask(each.node, request, order)
+        return self._ask(each.node, request, order)
 
     def advance(self, order: orders.Advance) -> None:
         """Advance the table of a slice by changes."""
@@ -141,31 +142,40 @@ class Asking:
             wanted.clean,
         )
 
-    def store(self, order: orders.Store) -> Part:
-        """Store a captured file at its holders."""
-        request = requests.Store(
-            epoch=self.epoch,
-            peers=self.nodes.peers(),
-            file=CaptureFile(order.captured.file),
-            under=requests.Prefix(f"{self.query}/"),
-            holders=tuple(map(requests.Host, order.holders)),
-        )
-        return self._ask(order.captured.node, request, order)
-
-    def merge(self, order: orders.Merge) -> Part:
-        """Merge parts into one."""
-        each = order.slice
-        request = requests.Merge(
-            epoch=self.epoch,
-            peers=self.nodes.peers(),
-            schema=CheckpointSchema.of(self.layouts[each.operator]),
-            parts=order.parts,
-            groups=order.groups,
-            version=order.version,
-            under=requests.Prefix(f"{self.query}/"),
-            holders=tuple(map(requests.Host, order.holders)),
-        )
-        return self._ask(each.node, request, order)
+    def store(self, order: orders.Store | orders.Merge | orders.Mend) -> requests.Stored:
+        """Store a part: what was captured, merged parts, or lost fragments."""
+        peers, under = self.nodes.peers(), requests.Prefix(f"{self.query}/")
+        holders = tuple(map(requests.Host, order.holders))
+        request: requests.Request[requests.Stored]
+        match order:
+            case orders.Store(captured):
+                request = requests.Store(
+                    epoch=self.epoch,
+                    peers=peers,
+                    file=CaptureFile(captured.file),
+                    under=under,
+                    holders=holders,
+                    needed=order.shape.needed,
+                    row=order.shape.row,
+                )
+                return _promised(self._ask(captured.node, request, order), order.shape)
+            case orders.Merge(each):
+                request = requests.Merge(
+                    epoch=self.epoch,
+                    peers=peers,
+                    schema=CheckpointSchema.of(self.layouts[each.operator]),
+                    parts=order.parts,
+                    groups=order.groups,
+                    version=order.version,
+                    under=under,
+                    holders=holders,
+                    needed=order.shape.needed,
+                    row=order.shape.row,
+                )
+                return _promised(self._ask(each.node, request, order), order.shape)
+            case orders.Mend(part, host):
+                request = requests.Mend(epoch=self.epoch, peers=peers, part=part, holders=holders)
+                return self._ask(host, request, order)
 
     def prepare(self, host: Host) -> Inspected:
         """Prepare a node, which then refuses earlier drivers."""
@@ -291,10 +301,8 @@ class Shell:
                 self._execute_answered(self._at_nodes, number, order, lambda: ask.advance(order))
             case orders.Capture():
                 self._execute_answered(self._at_nodes, number, order, lambda: ask.capture(order))
-            case orders.Store():
+            case orders.Store() | orders.Merge() | orders.Mend():
                 self._execute_answered(self._at_nodes, number, order, lambda: ask.store(order))
-            case orders.Merge():
-                self._execute_answered(self._at_nodes, number, order, lambda: ask.merge(order))
             case orders.Prepare(host):
                 self._execute_answered(self._probing, number, order, lambda: ask.prepare(host))
             case orders.Inspect(host, slices):
@@ -313,7 +321,9 @@ class Shell:
                 publish = partial(self._ledger.publish, published)
                 self._execute_answered(self._writing, number, order, publish)
             case orders.Note():
-                self._execute_unanswered(self._writing, order, lambda: self._ledger.note(order))
+                self._execute_answered(
+                    self._writing, number, order, lambda: self._ledger.note(order)
+                )
             case orders.Withdraw():
                 self._execute_unanswered(self._writing, order, lambda: self._ledger.withdraw(order))
             case orders.Tell(kind, details):
@@ -406,7 +416,7 @@ class Shell:
                 _log.info("%s failed: %s", story.name_of(order), error, exc_info=unexpected)
                 self._loop.tell(failure(number, order, error))
             else:
-                self._loop.tell(Done(number, answer))
+                self._loop.tell(_done(number, answer))
 
         self._submit(pool, run)
 
@@ -441,6 +451,21 @@ class Shell:
             return
         self._in_progress[future] = pool
         future.add_done_callback(lambda done: self._in_progress.pop(done, None))
+
+
+def _promised(stored: requests.Stored, shape: Shape) -> requests.Stored:
+    """With what the policy promises of the part, which its node does not know."""
+    return replace(stored, part=replace(stored.part, parity=shape.parity))
+
+
+def _done(number: OrderId, answer: object) -> Done:
+    match answer:
+        case requests.Stored(part, cost):
+            return Done(number, part, cost)
+        case Cost():
+            return Done(number, None, answer)
+        case _:
+            return Done(number, answer)
 
 
 def failure(number: OrderId, order: orders.Answered, error: Exception) -> Failed:

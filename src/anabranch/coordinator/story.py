@@ -22,6 +22,7 @@ from anabranch.protocols.orders import (
     Drop,
     Inspect,
     Make,
+    Mend,
     Merge,
     Note,
     Order,
@@ -38,7 +39,10 @@ from anabranch.protocols.query import Owner, Query
 from anabranch.units import NO_VERSION
 
 _LONGEST = 300
-_ROUTINE = {"checkpoint", "checkpoint late", "merge", "slices merged", "scale", "pool short"}
+_ROUTINE = {
+    "checkpoint", "checkpoint late", "merge", "slices merged", "scale", "pool short",
+    "fragments adapted", "files are better",
+}  # fmt: skip
 
 
 def level(kind: str, details: Mapping[str, Any]) -> int:
@@ -157,6 +161,24 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
                 f"Checkpoint file {of['part']} is damaged or missing. The next checkpoint "
                 "captures its rows again."
             )
+        case "part mended":
+            return (
+                f"Made lost fragments of {of['part']} again; it is at {', '.join(of['holders'])}."
+            )
+        case "mending failed":
+            return _because(
+                f"Making lost fragments of {of['part']} again failed",
+                of,
+                f"Trying again in {of['pause']:g} s",
+            )
+        case "fragments adapted":
+            before = "{} + {}".format(*of["before"])
+            return (
+                f"Checkpoints are in {of['data']} + {of['parity']} fragments from now on, coded in "
+                f"stripes of {_size(of['stripe'])}; before, they were in {before}. {of['reason']}"
+            )
+        case "files are better":
+            return f"A shared store suits this query better than fragments. {of['reason']}"
         case "merge":
             return (
                 f"Merged a chain of checkpoint files of {of['operator']} into one full file of "
@@ -172,6 +194,12 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
             return _move_failed(f"Merging small slices of {of['operator']}", of)
         case "slices merged":
             return f"Merged small slices of {of['operator']} into {', '.join(of['slices'])}."
+        case "note failed":
+            return _because(
+                "The arrangement of slices was not written to the checkpoint folder",
+                of,
+                f"Trying again in {of['pause']:g} s; until then a restart uses the one before",
+            )
         case "stream held":
             return (
                 f"Holding the stream after batch {of['committed']} until a checkpoint is "
@@ -289,6 +317,8 @@ def name_of(order: Order) -> str:
             return f"Advancing {_slice(each)} to version {version}"
         case Capture(_, each):
             return f"Capturing {_slice(each)}"
+        case Mend(part):
+            return f"Mending checkpoint file {part.name}"
         case Merge(each):
             return f"Merging the checkpoint files of {_slice(each)}"
         case Store(captured):

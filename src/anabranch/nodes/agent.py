@@ -28,6 +28,7 @@ from anabranch.named import named
 from anabranch.nodes.chunks import TIMEOUT
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.log import Trimmed, trim
+from anabranch.nodes.memory import give_memory_back
 from anabranch.nodes.node import Deadline, Node
 from anabranch.nodes.requests import Epoch
 from anabranch.nodes.server import Agent
@@ -86,7 +87,7 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
     folder = private_folder(Path(config.folder))
     with locked(folder, timeout=0):
         # Parts on their way are kept beside the backups: elsewhere may be memory.
-        tempfile.tempdir = str(_emptied(folder / _SCRATCH))
+        tempfile.tempdir = str(emptied(folder / _SCRATCH))
         vault = Vault(folder / _BACKUPS, config.limit)
         fence = Fence(folder / EPOCH)
         if config.epoch is not None:
@@ -112,7 +113,8 @@ def serve(config: Config, done: threading.Event, answer: Callable[[dict[str, Any
         ending.join(_GRACE)
 
 
-def _emptied(folder: Path) -> Path:
+def emptied(folder: Path) -> Path:
+    """Make a private folder, without what was in it."""
     shutil.rmtree(folder, ignore_errors=True)
     return private_folder(folder)
 
@@ -216,7 +218,7 @@ def _log_to(path: str | None) -> None:
     )
 
 
-def _open_many_files() -> None:
+def open_many_files() -> None:
     """Raise the limit of open files as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
@@ -230,6 +232,7 @@ def main() -> int:
     os.umask(0o077)
     _log_to(None)
     process_gives_way()
+    give_memory_back()
     answer = _answers()
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -237,7 +240,7 @@ def main() -> int:
     try:
         config = _read_config()
         _log_to(config.log)
-        _open_many_files()
+        open_many_files()
         if config.watch_pid is not None:
             watch(config.watch_pid, done)
         serve(config, done, answer)

@@ -9,7 +9,7 @@ from pathlib import Path
 from anabranch.errors import PlanError, Refused, StateFull
 from anabranch.nodes.folders import backup_folder, make_own
 from anabranch.private import private_folder
-from anabranch.state.capture import Capture
+from anabranch.state.capture import TableCapture
 from anabranch.state.checkpoint import save
 
 CAPTURES = "captures"
@@ -63,7 +63,7 @@ def captures_of(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def write_capture(taken: Capture, root: Path, what: str, fence: int) -> Path:
+def write_capture(taken: TableCapture, root: Path, what: str, fence: int) -> Path:
     """Write a capture to a file beside the tables, or on a disk if it does not fit there.
 
     ``what`` names the rows. Files of earlier attempts, with lower fences, to capture the same rows

@@ -48,15 +48,15 @@ def send(sock: Pipe, data: bytes | memoryview) -> None:
         sent += sock.send(view[sent : sent + CHUNK])
 
 
-def send_file(sock: Pipe, descriptor: int, size: int) -> None:
-    """Send the first bytes of a file, and then their checksum."""
+def send_file(sock: Pipe, descriptor: int, offset: int, size: int) -> None:
+    """Send some bytes of a file, and then their checksum."""
     hashed = xxhash.xxh3_64()
     chunk = memoryview(bytearray(min(CHUNK, size)))
     at = 0
     while at < size:
-        count = os.preadv(descriptor, [chunk[: size - at]], at)
+        count = os.preadv(descriptor, [chunk[: size - at]], offset + at)
         if count == 0:
-            raise OSError(f"the file has {at} bytes instead of {size}")
+            raise OSError(f"the file has {offset + at} bytes instead of {offset + size}")
         hashed.update(chunk[:count])
         send(sock, chunk[:count])
         at += count

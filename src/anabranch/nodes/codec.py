@@ -163,6 +163,21 @@ def decode_error(value: dict[str, Any]) -> AnabranchError | None:
         return None
 
 
+def define(
+    hint: Any,
+    what: str,
+    read: Callable[[Any], Any],
+    write: Callable[[Any], Any] = lambda value: value,
+) -> None:
+    """Say how values of a type are written, for requests that are defined elsewhere.
+
+    ``read`` raises ValueError or TypeError if what it is given is not ``what``.
+    """
+    if hint in _FORMS:
+        raise TypeError(f"the form of {hint} is defined already")
+    _FORMS[hint] = _Form(what, read, write)
+
+
 def cut(value: object) -> str:
     """A received value, shortened for a log."""
     return f"{value!r:.100}"
@@ -290,6 +305,10 @@ def _text(what: str = "text", fits: Callable[[str], object] = lambda value: True
     return _Form(what, read)
 
 
+def _is_host(value: str) -> bool:
+    return bool(check_name(peer_name(value, "x")))
+
+
 def _is_prefix(value: str) -> bool:
     if value:
         check_name(f"{value}x")
@@ -308,6 +327,12 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("neither true nor false")
+    return value
+
+
 def _nothing(value: Any) -> None:
     if value is not None:
         raise ValueError("something")
@@ -316,13 +341,15 @@ def _nothing(value: Any) -> None:
 _SECONDS = _Form(f"a number of seconds up to {LONGEST_SECONDS:g}", _seconds)
 _FORMS: dict[Any, _Form] = {
     NoneType: _Form("null", _nothing),
+    bool: _Form("true or false", _truth),
     int: _number(),
+    float: _SECONDS,
     str: _text(),
     Epoch: _number(),
     Version: _number(least=NO_VERSION),
     Instance: _number(greatest=MAX_KEY_GROUPS),
     TableName: _Form("the name of a table", check_table),
-    Host: _text("the name of a node", lambda value: check_name(peer_name(value, "x"))),
+    Host: _text("the name of a node", _is_host),
     OperatorName: _text("the name of an operator", _OPERATOR.fullmatch),
     CaptureFile: _text("the path of a file", lambda value: value and "\0" not in value),
     BackupName: _text("the name of a backup", check_name),
@@ -347,9 +374,12 @@ def _part_form() -> _Form:
         "base": _optional(_FORMS[Version]),
         "groups": _FORMS[KeyGroups],
         "holders": _list(_FORMS[Host]),
+        "needed": _number(least=1),
+        "parity": _number(),
         "rows": _number(),
         "bytes": _number(),
         "checksum": _FORMS[Checksum],
+        "owner": _text("the name of a node, or nothing", lambda host: not host or _is_host(host)),
     }
 
     def read(value: Any) -> Part:

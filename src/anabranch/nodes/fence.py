@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,9 +119,14 @@ class FencedStore:
         with self._fence.admit(self._epoch, self._deadline):
             self._store.put(name, data)
 
-    def get(self, name: str) -> pa.Buffer:
+    def put_all(self, blocks: Mapping[str, pa.Buffer | bytes]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.put_all`."""
+        with self._fence.admit(self._epoch, self._deadline):
+            self._store.put_all(blocks)
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """See :meth:`anabranch.stores.BackupStore.get`."""
-        return self._store.get(name)
+        return self._store.get(name, offset, length)
 
     def list(self, prefix: str = "") -> Sequence[str]:
         """See :meth:`anabranch.stores.BackupStore.list`."""
@@ -131,6 +136,11 @@ class FencedStore:
         """See :meth:`anabranch.stores.BackupStore.delete`."""
         with self._fence.admit(self._epoch, self._deadline):
             self._store.delete(name)
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.delete_all`."""
+        with self._fence.admit(self._epoch, self._deadline):
+            self._store.delete_all(names)
 
     def size(self, name: str) -> int:
         """See :meth:`anabranch.stores.BackupStore.size`."""

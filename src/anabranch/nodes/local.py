@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
 from anabranch.errors import CheckpointError, Fenced, Refused, StateError, StateLocked, StateMissing
+from anabranch.fragments.cost import Cost
 from anabranch.nodes.captures import captures_of, own_capture, write_capture
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
@@ -27,22 +28,31 @@ from anabranch.nodes.requests import (
     Fetch,
     Inspect,
     Make,
+    Mend,
     Merge,
     Request,
     Store,
+    Stored,
     TableName,
     check_table,
 )
 from anabranch.state import capture as rows_of
-from anabranch.state.capture import CheckpointSchema
+from anabranch.state.capture import CheckpointSchema, capturing
 from anabranch.state.checkpoint import read
-from anabranch.state.part import Part
-from anabranch.state.restore import advance, check, half_made, name_of, restore
+from anabranch.state.restore import (
+    advance_in_pieces,
+    half_made,
+    name_of,
+    restore_in_pieces,
+)
 from anabranch.state.table import StateTable, TableLayout
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.manifests import OperatorManifest
 from anabranch.stores.merging import Merging
-from anabranch.stores.parts import back_up, retrieve
+from anabranch.stores.meter import Metered
+from anabranch.stores.parts import Destination, back_up
+from anabranch.stores.retrieval import retrieve_in_pieces
+from anabranch.stores.scattered import mended
 from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 
@@ -63,16 +73,25 @@ class LocalNode:
     See :class:`~anabranch.nodes.node.Node`. With ``apart``, the address of the store, another
     process merges parts: in the driver a merge would hold the interpreter's lock, which batches
     need. With ``host``, the name of this node among its peers, it reads its own copies of parts
-    first.
+    first. ``keep`` keeps the files of parts that it has stored at others. ``below`` is a folder in
+    the names of the parts that it stores.
     """
 
     def __init__(
-        self, root: Path, backups: Backups, apart: StoreAddress | None = None, host: str = ""
+        self,
+        root: Path,
+        backups: Backups,
+        apart: StoreAddress | None = None,
+        host: str = "",
+        keep: Callable[[str, Path], bool] | None = None,
+        below: str = "",
     ) -> None:
         self._root = root
         self._backups = backups
         self._apart = apart
         self._host = host
+        self._keep = keep
+        self._below = below
         self._fence = Fence(root / EPOCH)
         self._busy: set[TableName] = set()
         self._free = threading.Condition()
@@ -85,6 +104,7 @@ class LocalNode:
             Drop: self._drop,
             Fetch: self._fetch,
             Store: self._store,
+            Mend: self._mend,
             Merge: self._merge,
         }
 
@@ -119,45 +139,47 @@ class LocalNode:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _make(self, request: Make, deadline: Deadline) -> int:
+    def _make(self, request: Make, deadline: Deadline) -> Cost:
         table, layout = request.table, request.layout
         self.path(table)
         if not request.parts:
             with self._alone(deadline, table), _AT_ONCE:
                 StateTable.create(self.clear(table), layout, version=request.version).close()
-            return 0
-        captures = self._retrieve(request, request.version, deadline)
+            return Cost()
+        store = Metered(self._backups(request, deadline))
         with self._alone(deadline, table), _AT_ONCE:
             deadline.check(f"make {table}")
-            check(layout, captures)
-            restore(self.clear(table), layout, captures)
-        return sum(part.bytes for part in request.parts if part.groups & request.groups)
+            path = self.path(table)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._retrieved(store, request, request.version, deadline) as pieces:
+                restore_in_pieces(path, layout, request.version, pieces, replacing=True)
+        return store.cost
 
     def _advance(self, request: Advance, deadline: Deadline) -> None:
         table, layout = request.table, request.layout
         with self._alone(deadline, table), self._opened(table, layout, deadline) as opened:
             if _was_advanced(opened, request):
                 return
-        captures = self._retrieve(request, request.upto, deadline, since=request.since)
-        with self._alone(deadline, table), self._opened(table, layout, deadline) as opened:
-            if _was_advanced(opened, request):
-                return
-            _bring_to(opened, table, request.since, request.fence)
             deadline.check(f"advance {table}")
-            advance(opened, captures, request.groups, request.upto, request.fence)
+            store = self._backups(request, deadline)
+            with self._retrieved(
+                store, request, request.upto, deadline, since=request.since
+            ) as pieces:
+                _bring_to(opened, table, request.since, request.fence)
+                advance_in_pieces(opened, pieces, request.upto, request.fence)
 
     def _capture(self, request: Capture, deadline: Deadline) -> CaptureFile:
         table = request.table
         with self._alone(deadline, table), self._opened(table, request.layout, deadline) as opened:
             _bring_to(opened, table, request.version, request.fence)
-            taken = rows_of.capture(
+            taken = capturing(
                 opened,
                 request.operator,
                 request.instance,
                 groups=request.groups,
                 base=request.base,
             )
-        path = write_capture(taken, self._root, uuid.uuid4().hex, request.fence)
+            path = write_capture(taken, self._root, uuid.uuid4().hex, request.fence)
         return CaptureFile(str(path))
 
     def _captures(self, request: Captures, deadline: Deadline) -> tuple[CaptureFile, ...]:
@@ -185,48 +207,62 @@ class LocalNode:
     def _fetch(self, request: Fetch, deadline: Deadline) -> pa.Buffer:
         return _mapped(own_capture(self._root, request.file))
 
-    def _store(self, request: Store, deadline: Deadline) -> Part:
+    def _store(self, request: Store, deadline: Deadline) -> Stored:
         file = own_capture(self._root, request.file)
-        data = _mapped(file)
-        store = self._backups(request, deadline)
-        part = back_up(
-            store,
-            read(data, name=str(file)),
-            data,
-            under=request.under,
-            holders=request.holders,
-            mark=_mark(),
-        )
+        store = Metered(self._backups(request, deadline))
+        part = back_up(store, read(_mapped(file), name=str(file)), self._destination(request))
         file.unlink(missing_ok=True)
-        return part
+        return Stored(part, store.cost)
 
-    def _merge(self, request: Merge, deadline: Deadline) -> Part:
+    def _mend(self, request: Mend, deadline: Deadline) -> Stored:
+        store = Metered(self._backups(request, deadline))
+        return Stored(mended(store, request.part, request.holders, self._host), store.cost)
+
+    def _merge(self, request: Merge, deadline: Deadline) -> Stored:
         chain = OperatorManifest(request.schema, request.parts)
-        under, holders = request.under, request.holders
-        merging = Merging(chain, request.groups, request.version, under, holders, _mark())
+        merging = Merging(chain, request.groups, request.version, self._destination(request))
         if self._apart is not None:
-            return merging.run_apart(self._apart, deadline.wait)
-        return merging.run(self._backups(request, deadline))
+            return Stored(merging.run_apart(self._apart, deadline.wait), Cost())
+        store = Metered(self._backups(request, deadline))
+        return Stored(merging.run(store), store.cost)
 
-    def _retrieve(
+    def _destination(self, request: Store | Merge) -> Destination:
+        # The mark makes the name unique, so that deleting the part never deletes another one.
+        mark = f"-{uuid.uuid4().hex[:12]}"
+        return Destination(
+            request.under + self._below,
+            request.holders,
+            request.needed,
+            mark,
+            self._host,
+            request.row,
+            self._keep,
+        )
+
+    @contextmanager
+    def _retrieved(
         self,
+        store: BackupStore,
         request: Make | Advance,
         version: Version,
         deadline: Deadline,
         *,
         since: Version | None = None,
-    ) -> list[rows_of.Capture]:
+    ) -> Iterator[Iterator[list[rows_of.Capture]]]:
         """The captures that bring the groups of a request to a version, from the parts it names."""
         chain = OperatorManifest(CheckpointSchema.of(request.layout), request.parts)
         try:
-            return retrieve(
-                self._backups(request, deadline),
-                chain,
-                groups=request.groups,
-                version=version,
-                since=since,
-                near=self._host,
-            )
+            with closing(
+                retrieve_in_pieces(
+                    store,
+                    chain,
+                    groups=request.groups,
+                    version=version,
+                    since=since,
+                    near=self._host,
+                )
+            ) as pieces:
+                yield _until(deadline, str(request), pieces)
         except CheckpointError as error:
             raise type(error)(f"{request}: {error}", part=error.part) from error
 
@@ -279,15 +315,18 @@ class LocalNode:
         return [TableName(name) for name in sorted(names) if _is_table(name)]
 
 
+def _until(deadline: Deadline, doing: str, pieces: Iterable[A]) -> Iterator[A]:
+    """The pieces, and an error instead of the next one, or of the end, when nobody waits."""
+    for piece in pieces:
+        deadline.check(doing)
+        yield piece
+    deadline.check(doing)
+
+
 def _was_advanced(opened: StateTable, request: Advance) -> bool:
     """Whether the answer to the same request was lost."""
     at = opened.version if opened.unfinished is None else None
     return (at, opened.fence) == (request.upto, request.fence)
-
-
-def _mark() -> str:
-    """A unique mark for the name of a part, so that deleting it never deletes another part."""
-    return f"-{uuid.uuid4().hex[:12]}"
 
 
 def _bring_to(opened: StateTable, table: TableName, version: Version, fence: int) -> None:

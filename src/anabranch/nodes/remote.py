@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,9 @@ from anabranch.errors import AnabranchError, DidNotHappen, MayHaveHappened, Stor
 from anabranch.nodes import chunks, codec, wire
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import (
+    MOST_BLOCKS,
     BackupName,
+    Block,
     Change,
     Checksum,
     Delete,
@@ -31,8 +33,9 @@ from anabranch.nodes.requests import (
 )
 from anabranch.nodes.tickets import Signer
 from anabranch.nodes.tls import client_context
+from anabranch.nodes.together import SMALL, Blocks, Together
 from anabranch.nodes.wire import Kind
-from anabranch.stores.store import check_name
+from anabranch.stores.store import batched, check_name
 
 A = TypeVar("A")
 
@@ -41,6 +44,8 @@ _IN_MEMORY = 1 << 25
 _KEPT = 8
 _KEPT_SECONDS = 30.0
 """A node keeps connections open for longer than this."""
+_MOST_NAMES = 10_000
+"""Names of more backups than this are deleted by more than one request."""
 _MARGIN, _MARGIN_SECONDS = 0.2, 5.0
 _LOOK_SECONDS = 0.5
 """The interval in which a wait looks whether its deadline was brought forward."""
@@ -75,6 +80,7 @@ class RemoteNode:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, socket.socket]] = []
         self._generation = 0
+        self._together = Together(self._upload)
 
     def __repr__(self) -> str:
         return f"RemoteNode({self.address!r})"
@@ -92,11 +98,18 @@ class RemoteNode:
             except ValueError as error:
                 raise wire.Malformed(str(error)) from error
 
-    def upload(self, request: Put, data: memoryview, deadline: Deadline) -> None:
-        """Send a request with its bytes, which the node keeps."""
+    def put(self, blocks: Blocks, epoch: Epoch, deadline: Deadline) -> None:
+        """Send up to ``MOST_BLOCKS`` blocks of bytes, of which the node keeps all, or none."""
+        if sum(len(data) for _, data in blocks) > SMALL:
+            self._upload(blocks, epoch, deadline)
+        else:
+            self._together.put(blocks, epoch, deadline)
+
+    def _upload(self, blocks: Blocks, epoch: Epoch, deadline: Deadline) -> None:
+        request = Put(epoch=epoch, blocks=tuple(block for block, _ in blocks))
         with self._asking(request, deadline) as exchange:
             exchange.answer(Kind.READY)
-            exchange.upload(data)
+            exchange.upload([data for _, data in blocks])
             exchange.answer(Kind.DONE)
 
     def close(self) -> None:
@@ -186,18 +199,29 @@ class NodeStore:
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
         """See :meth:`anabranch.stores.BackupStore.put`."""
-        view = chunks.flat(data)
-        request = Put(
-            epoch=self._epoch,
-            name=BackupName(check_name(name)),
-            bytes=len(view),
-            checksum=Checksum(chunks.checksum_of(view)),
-        )
-        self.node.upload(request, view, self._deadline())
+        self.put_all({name: data})
 
-    def get(self, name: str) -> pa.Buffer:
+    def put_all(self, blocks: Mapping[str, pa.Buffer | bytes]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.put_all`."""
+        views = [(name, chunks.flat(data)) for name, data in blocks.items()]
+        told = [
+            (
+                Block(
+                    name=BackupName(check_name(name)),
+                    bytes=len(view),
+                    checksum=Checksum(chunks.checksum_of(view)),
+                ),
+                view,
+            )
+            for name, view in views
+        ]
+        for some in batched(told, MOST_BLOCKS):
+            self.node.put(some, self._epoch, self._deadline())
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """See :meth:`anabranch.stores.BackupStore.get`. A large backup is a mapped file."""
-        return self.node.ask(Get(name=BackupName(check_name(name))), self._deadline())
+        request = Get(name=BackupName(check_name(name)), offset=offset, length=length)
+        return self.node.ask(request, self._deadline())
 
     def list(self, prefix: str = "") -> Sequence[str]:
         """See :meth:`anabranch.stores.BackupStore.list`."""
@@ -205,8 +229,13 @@ class NodeStore:
 
     def delete(self, name: str) -> None:
         """See :meth:`anabranch.stores.BackupStore.delete`."""
-        request = Delete(epoch=self._epoch, name=BackupName(check_name(name)))
-        self.node.ask(request, self._deadline())
+        self.delete_all([name])
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.delete_all`."""
+        checked = [BackupName(check_name(name)) for name in names]
+        for some in batched(checked, _MOST_NAMES):
+            self.node.ask(Delete(epoch=self._epoch, names=some), self._deadline())
 
     def size(self, name: str) -> int:
         """See :meth:`anabranch.stores.BackupStore.size`."""
@@ -282,15 +311,19 @@ class _Exchange:
             self.whole = kind is Kind.DONE
             return value
 
-    def upload(self, data: memoryview) -> None:
-        """Send the bytes of a backup, unless the node refuses them."""
-        for start in range(0, len(data), chunks.CHUNK):
-            if self._sock.readable():
-                return
-            # Only a node that has every byte stores anything.
-            if start + chunks.CHUNK >= len(data):
-                self.lost = MayHaveHappened
-            chunks.send(self._sock, data[start : start + chunks.CHUNK])
+    def upload(self, blocks: Sequence[memoryview]) -> None:
+        """Send the bytes of backups, unless the node refuses them."""
+        left = sum(map(len, blocks))
+        for data in blocks:
+            for start in range(0, len(data), chunks.CHUNK):
+                if self._sock.readable():
+                    return
+                some = data[start : start + chunks.CHUNK]
+                left -= len(some)
+                # Only a node that has every byte stores anything.
+                if left == 0:
+                    self.lost = MayHaveHappened
+                chunks.send(self._sock, some)
         self.lost = MayHaveHappened
 
     def download(self, size: object) -> pa.Buffer:

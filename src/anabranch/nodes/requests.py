@@ -8,12 +8,14 @@ them as JSON (:mod:`anabranch.nodes.codec`). To callers both are a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NewType, TypeVar
 
 import pyarrow as pa
 
+from anabranch.fragments.cost import Cost
+from anabranch.fragments.layout import ALIGNED, LARGEST_ROW
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
@@ -82,17 +84,24 @@ class Backed(Change[A], abstract=True):
     """The agents of the nodes that keep backups for each other, by host."""
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A part that was stored, and what that took."""
+
+    part: Part
+    cost: Cost
+
+
 # Tables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Make(Backed[int]):
+class Make(Backed[Cost]):
     """Make a table at a version. It replaces a table of the same name.
 
     It has the state of some groups from parts; without parts it is empty. Different groups may
     need different parts, and parts that no group needs are not read. CheckpointError, and nothing
-    is changed, if the parts do not bring all groups to the version. The answer is the number of
-    bytes of the parts.
+    is changed, if the parts do not bring all groups to the version.
     """
 
     table: TableName
@@ -190,21 +199,44 @@ class Fetch(Request[pa.Buffer]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Store(Backed[Part]):
+class Store(Backed[Stored]):
     """Copy a capture file to the backup store, under a prefix, and delete it.
 
-    With ``holders`` the store is that of the peers, and each of these hosts gets a copy. If a copy
-    fails the file stays, and the request can be repeated: DidNotHappen if no host has a copy,
-    MayHaveHappened if some may have one.
+    With ``holders`` the store is that of the peers, and each of these hosts gets a copy, or a
+    fragment if more than one of them are ``needed``. If a copy, or too many fragments, fail, the
+    file stays, and the request can be repeated: DidNotHappen if no host has a copy, MayHaveHappened
+    if some may have one.
     """
 
     file: CaptureFile
     under: Prefix
     holders: tuple[Host, ...] = ()
+    needed: int = 1
+    row: int | None = None
+    """How many bytes of each fragment are coded at a time."""
+
+    def __post_init__(self) -> None:
+        _check_needed(self.needed, self.holders)
+        _check_row(self.row)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merge(Backed[Part]):
+class Mend(Backed[Stored]):
+    """Make lost fragments of a part again, or copies, at these hosts.
+
+    The answer has all hosts that hold one now.
+    """
+
+    part: Part
+    holders: tuple[Host, ...]
+
+    def __post_init__(self) -> None:
+        if not self.part.holders:
+            raise ValueError(f"'part' is {self.part.name}, which is at no node")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Backed[Stored]):
     """Merge parts into a full one of some groups at a version, and store it as Store does.
 
     CheckpointError if the parts do not bring all groups to the version.
@@ -216,18 +248,26 @@ class Merge(Backed[Part]):
     version: Version
     under: Prefix
     holders: tuple[Host, ...] = ()
+    needed: int = 1
+    row: int | None = None
 
     def __post_init__(self) -> None:
+        _check_row(self.row)
         _check_groups(self.groups, self.schema.key_groups)
         _check_parts(self.parts, self.schema.key_groups)
+        _check_needed(self.needed, self.holders)
 
 
 # Backups that the node keeps for others
 
 
+MOST_BLOCKS = 64
+"""How many blocks one request may put."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Put(Change[None]):
-    """Keep a block of bytes with this size and checksum, sent when the node is ready for it."""
+class Block:
+    """A block of bytes with a name."""
 
     name: BackupName
     bytes: int
@@ -235,10 +275,33 @@ class Put(Change[None]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Put(Change[None]):
+    """Keep blocks of bytes, which are sent one after the other when the node is ready for them.
+
+    None of them is kept if one cannot be.
+    """
+
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        names = {block.name for block in self.blocks}
+        if not 0 < len(self.blocks) <= MOST_BLOCKS or len(names) < len(self.blocks):
+            raise ValueError(
+                f"'blocks' has {len(self.blocks)}, with {len(names)} names; there must be 1 to "
+                f"{MOST_BLOCKS}, each with a name of its own"
+            )
+
+    def __str__(self) -> str:
+        return _listing(self.verb, [block.name for block in self.blocks])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Get(Request[pa.Buffer]):
-    """The bytes under a name."""
+    """The bytes under a name, or a range of them; fewer if they end before."""
 
     name: BackupName
+    offset: int = 0
+    length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,9 +320,12 @@ class Size(Request[int]):
 
 @dataclass(frozen=True, kw_only=True)
 class Delete(Change[None]):
-    """Delete a name. Nothing happens if it does not exist."""
+    """Delete names. Nothing happens for those that do not exist."""
 
-    name: BackupName
+    names: tuple[BackupName, ...]
+
+    def __str__(self) -> str:
+        return _listing(self.verb, self.names)
 
 
 # The agent itself
@@ -304,9 +370,24 @@ def slice_table(operator: str, slice_id: str) -> TableName:
     return check_table(f"{operator}/{slice_id}")
 
 
+def _listing(verb: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{verb} {names[0]}{more}" if names else verb
+
+
 def _check_groups(groups: KeyGroups, among: int) -> None:
     if not groups <= KeyGroups.all(among):
         raise ValueError(f"'groups' has {groups}, but the operator has {among} key groups")
+
+
+def _check_needed(needed: int, holders: tuple[Host, ...]) -> None:
+    if needed < 1 or (needed > 1 and needed >= len(holders)):
+        raise ValueError(f"'needed' is {needed}, of {len(holders)} holders")
+
+
+def _check_row(row: int | None) -> None:
+    if row is not None and (row % ALIGNED or not ALIGNED <= row <= LARGEST_ROW):
+        raise ValueError(f"'row' is {row}, not a multiple of {ALIGNED} up to {LARGEST_ROW}")
 
 
 def _check_parts(parts: tuple[Part, ...], among: int) -> None:

@@ -40,9 +40,10 @@ from anabranch.nodes.requests import (
     Size,
     Stop,
 )
+from anabranch.nodes.tenants import Tenant, Tenants, alone
 from anabranch.nodes.tickets import Verifier
-from anabranch.nodes.vault import Incoming, Vault
-from anabranch.nodes.wire import HEAD_BYTES, Kind, frame
+from anabranch.nodes.vault import Incoming, Vault, keep_all
+from anabranch.nodes.wire import HEAD_BYTES, MARK_BYTES, Kind, frame
 
 T = TypeVar("T")
 
@@ -66,7 +67,8 @@ class Agent:
     """Serves a vault and the node that it is on. It listens as soon as it is made.
 
     The node executes several requests at once, in threads. Without a node there are only backups.
-    ``fence`` guards all changes. ``tls`` has the node's certificate. A transfer must not stall for
+    ``fence`` guards all changes. With ``tenants`` many queries have backups and a fence each, and
+    may not ask for everything. ``tls`` has the node's certificate. A transfer must not stall for
     ``timeout`` seconds. ``failures`` counts the requests that failed. ``stopping`` is set by the
     request Stop; the owner of the agent then shuts it down.
     """
@@ -80,6 +82,7 @@ class Agent:
         verifier: Verifier,
         node: Node | None = None,
         *,
+        tenants: Tenants | None = None,
         tls: ssl.SSLContext | None = None,
         timeout: float = chunks.TIMEOUT,
         stopping: threading.Event | None = None,
@@ -87,7 +90,7 @@ class Agent:
         self.failures = FailureLog()
         self.stopping = stopping or threading.Event()
         self._vault = vault
-        self._fence = fence
+        self._tenants = alone(vault, fence) if tenants is None else tenants
         self._verifier = verifier
         self._node = node
         self._tls = tls
@@ -177,11 +180,14 @@ class Agent:
         """Take a request and answer it; whether there may be another one."""
         doing = _UNREAD
         try:
-            value = await self._value(connection)
-            if value is None:
+            signed = await self._value(connection)
+            if signed is None:
                 return False
+            by, value = signed
             doing = codec.verb_of(value)
-            answer = await self._execute(connection, doing, value)
+            tenant = self._tenants(by)
+            tenant.check(VERBS[doing], by)
+            answer = await self._execute(connection, doing, value, tenant)
             if answer:
                 await connection.send(answer, self._timeout)
             return True
@@ -199,13 +205,20 @@ class Agent:
                 await connection.linger()
             return not ends
 
-    async def _value(self, connection: Connection) -> dict[str, Any] | None:
-        """The next request, as JSON, once its signature was found right; None if no more come."""
+    async def _value(self, connection: Connection) -> tuple[str, dict[str, Any]] | None:
+        """Who signed the next request, and the request as JSON, once its signature was found right.
+
+        None if no more come.
+        """
         seconds = _KEPT_SECONDS if connection.known else _FIRST_SECONDS
         connection.verified = False
         try:
             async with asyncio.timeout(seconds):
-                data = await connection.receive(HEAD_BYTES)
+                data = await connection.receive(MARK_BYTES)
+                if data:
+                    # Another version's head may be shorter: the rest of it is not waited for.
+                    self._verifier.begin(data)
+                    data += await connection.receive(HEAD_BYTES - MARK_BYTES)
         except TimeoutError:
             if connection.known:
                 return None
@@ -222,7 +235,7 @@ class Agent:
         except (TimeoutError, CutOff) as error:
             connection.halfway = Halfway.IN
             raise Refused(f"the body of the request did not arrive: {error}") from error
-        return self._verifier.open(head, body)
+        return head.by, self._verifier.open(head, body)
 
     def _befriend(self, connection: Connection) -> None:
         connection.known = connection.verified = True
@@ -236,7 +249,7 @@ class Agent:
             )
 
     async def _execute(
-        self, connection: Connection, verb: str, value: dict[str, Any]
+        self, connection: Connection, verb: str, value: dict[str, Any], tenant: Tenant
     ) -> bytes | None:
         """Do what a request asks for; the frame to answer with, if it was not sent already."""
         if VERBS[verb] not in _OWN:
@@ -252,19 +265,20 @@ class Agent:
             case Ping():
                 return _done(request, self._pong())
             case Stop():
-                self._fence.check(request.epoch)
+                tenant.fence.check(request.epoch)
                 # The answer has to be sent before the loop ends.
                 self._loop.call_later(_PAUSE, self.stopping.set)
                 return _done(request, None)
             case Get():
-                await self._in_thread(connection, partial(self._send_backup, connection, request))
+                send = partial(self._send_backup, connection, request, tenant)
+                await self._in_thread(connection, send)
                 return None
             case Put():
-                receive = partial(self._receive, connection, request)
+                receive = partial(self._receive, connection, request, tenant)
                 incoming = await self._in_thread(connection, receive)
-                work = partial(self._keep, incoming, request, Deadline(seconds))
+                work = partial(self._keep, incoming, request, tenant, Deadline(seconds))
             case _:
-                work = partial(self._look_up, request, Deadline(seconds))
+                work = partial(self._look_up, request, tenant, Deadline(seconds))
         return await self._wait_for(connection, self._moving, work)
 
     async def _wait_for(self, connection: Connection, pool: Executor, work: Callable[[], T]) -> T:
@@ -304,50 +318,63 @@ class Agent:
         in_bytes = codec.answers_with_bytes(request)
         return request, answer if in_bytes else _done(request, answer)
 
-    def _look_up(self, request: Request[Any], deadline: Deadline) -> bytes:
+    def _look_up(self, request: Request[Any], tenant: Tenant, deadline: Deadline) -> bytes:
+        backups = tenant.backups
         match request:
             case List():
-                return _done(request, tuple(self._vault.list(request.prefix)))
+                return _done(request, tuple(backups.list(request.prefix)))
             case Size():
-                return _done(request, self._vault.size(request.name))
+                return _done(request, backups.size(request.name))
             case Delete():
-                FencedStore(self._vault, self._fence, request.epoch, deadline).delete(request.name)
+                fenced = FencedStore(backups, tenant.fence, request.epoch, deadline)
+                fenced.delete_all(request.names)
                 return _done(request, None)
         raise AssertionError(f"no handler for the request {request}")
 
-    def _receive(self, connection: Connection, request: Put) -> Incoming:
-        self._fence.check(request.epoch)
-        incoming = self._vault.receiving(request.name, request.bytes)
-        with incoming.dropped_on_error(), connection.blocking(self._timeout) as sock:
+    def _receive(self, connection: Connection, request: Put, tenant: Tenant) -> list[Incoming]:
+        tenant.fence.check(request.epoch)
+        sizes = [(block.name, block.bytes) for block in request.blocks]
+        with (
+            tenant.backups.receiving_all(sizes) as coming,
+            connection.blocking(self._timeout) as sock,
+        ):
             connection.halfway = Halfway.IN
             try:
                 chunks.send(sock, frame(Kind.READY))
             except OSError as error:
                 raise DidNotHappen(f"{request}: {error}") from error
-            found = chunks.receive(sock, request.bytes, incoming.write, str(request))
+            found = [
+                chunks.receive(sock, block.bytes, each.write, f"put {block.name}")
+                for block, each in zip(request.blocks, coming, strict=True)
+            ]
             connection.halfway = None
-            if found != request.checksum:
-                raise DidNotHappen(
-                    f"{request}: the received bytes have the checksum {found}, not "
-                    f"{request.checksum}"
-                )
-        return incoming
+            for block, checksum in zip(request.blocks, found, strict=True):
+                if checksum != block.checksum:
+                    raise DidNotHappen(
+                        f"put {block.name}: the received bytes have the checksum {checksum}, not "
+                        f"{block.checksum}"
+                    )
+        return coming
 
-    def _keep(self, incoming: Incoming, request: Put, deadline: Deadline) -> bytes:
+    def _keep(
+        self, coming: list[Incoming], request: Put, tenant: Tenant, deadline: Deadline
+    ) -> bytes:
         with ExitStack() as admitted:
-            with incoming.dropped_on_error():
-                admitted.enter_context(self._fence.admit(request.epoch, deadline))
-            incoming.keep()
+            with ExitStack() as dropped:
+                for each in coming:
+                    dropped.enter_context(each.dropped_on_error())
+                admitted.enter_context(tenant.fence.admit(request.epoch, deadline))
+            keep_all(coming)
         return _done(request, None)
 
-    def _send_backup(self, connection: Connection, request: Get) -> None:
-        with self._vault.opened(request.name) as (descriptor, size):
-            self._transfer(
-                connection,
-                request,
-                size,
-                partial(chunks.send_file, descriptor=descriptor, size=size),
-            )
+    def _send_backup(self, connection: Connection, request: Get, tenant: Tenant) -> None:
+        with tenant.backups.opened(request.name) as (descriptor, size):
+            offset = min(request.offset, size)
+            length = size - offset
+            if request.length is not None:
+                length = min(request.length, length)
+            send = partial(chunks.send_file, descriptor=descriptor, offset=offset, size=length)
+            self._transfer(connection, request, length, send)
 
     def _send(self, connection: Connection, request: Request[Any], data: pa.Buffer) -> None:
         self._transfer(connection, request, data.size, partial(chunks.send_buffer, data=data))

@@ -14,6 +14,8 @@ from anabranch.nodes.local import LocalNode
 from anabranch.nodes.node import Deadline, Node
 from anabranch.nodes.remote import NodeStore, RemoteNode
 from anabranch.nodes.requests import Address, Backed
+from anabranch.nodes.standing.names import under_owner
+from anabranch.nodes.standing.store import is_in_ring
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.nodes.vault import Vault
@@ -25,8 +27,8 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
     """The node of an agent with a vault and a fence.
 
     ``context`` has the ``root`` folder of the query's state, which is claimed, and whether to
-    ``keep`` it. ``store`` is the address of the parts. If they are at the nodes, the context has
-    the ``host`` that this one is known as, the ``secret`` of all, the certificate that is
+    ``keep`` it. ``store`` is the address of the parts, and ``host`` what this node is known as. If
+    the parts are at the nodes, the context has the ``secret`` of all, the certificate that is
     ``trusted``, and the ``timeout`` after which one of them counts as silent.
     """
     root = Path(context["root"])
@@ -37,7 +39,9 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
     where = StoreAddress.from_json(context["store"])
     if not where.at_nodes:
         store = where.open()
-        return LocalNode(root, lambda request, deadline: store)
+        # The fragments of what is stored here are next to this host's place on the ring.
+        below = under_owner(context["host"]) if is_in_ring(where) else ""
+        return LocalNode(root, lambda request, deadline: store, below=below)
     trusted = context.get("trusted")
     peers = _Peers(
         where,
@@ -48,7 +52,7 @@ def make(context: Mapping[str, Any], vault: Vault, fence: Fence) -> Node:
         float(context.get("timeout", TIMEOUT)),
         None if trusted is None else Path(trusted).read_bytes(),
     )
-    return LocalNode(root, peers.store, host=context["host"])
+    return LocalNode(root, peers.store, host=context["host"], keep=vault.adopt)
 
 
 class _Peers:

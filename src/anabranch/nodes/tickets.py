@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Secret:
-    """The shared secret of the nodes of one query. It never shows in a repr."""
+    """The shared secret of the nodes of one query, or of a ring. It never shows in a repr."""
 
     key: bytes = field(repr=False)
 
@@ -40,6 +41,14 @@ class Secret:
     def new(cls) -> Secret:
         """A random one."""
         return cls(os.urandom(_SECRET_BYTES))
+
+    def of_query(self, query: str) -> Secret:
+        """The key of a query that nodes with this secret serve. It does not lead back to it.
+
+        >>> Secret(bytes(32)).of_query("words") == Secret(bytes(32)).of_query("others")
+        False
+        """
+        return Secret(hmac.digest(self.key, b"anabranch query " + query.encode("ascii"), "sha256"))
 
     def to_hex(self) -> str:
         """The secret as text, for another process. Never log it."""
@@ -56,16 +65,19 @@ class Secret:
 
 
 class Signer:
-    """Signs requests.
+    """Signs requests. ``by`` is the query whose key the secret is, at nodes that serve many.
 
     >>> secret = Secret.new()
     >>> Verifier(secret).verify(Signer(secret).sign({"op": "ping"}))
     {'op': 'ping'}
     """
 
-    def __init__(self, secret: Secret, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, secret: Secret, clock: Callable[[], float] = time.time, *, by: str = ""
+    ) -> None:
         self._secret = secret
         self._clock = clock
+        self._by = wire.check_signer(by)
 
     def sign(self, request: Mapping[str, Any], to: str = "") -> bytes:
         """The signed bytes of a request, to be sent once to the node at an address.
@@ -78,7 +90,7 @@ class Signer:
             raise Refused(f"the request cannot be sent as JSON: {error}") from error
         body = text.encode("ascii")
         _check_size(len(body))
-        head = Head.of(body, os.urandom(NONCE_BYTES), self._clock(), to).pack()
+        head = Head.of(body, os.urandom(NONCE_BYTES), self._clock(), to, self._by).pack()
         return head + _code(self._secret, head) + body
 
 
@@ -86,22 +98,42 @@ class Verifier:
     """Accepts each request signed with the same secret once, within ``window`` seconds of its time.
 
     The clocks of the nodes may differ by the window at most. May be used from several threads.
-    Only requests with the right signature are remembered, and only for the window.
+    Only requests with the right signature are remembered, and only for the window. With ``shared``
+    the node serves many queries, each of which signs with the key that is derived for it; none of
+    them can use up what is remembered of the others.
+
+    >>> secret = Secret.new()
+    >>> signed = Signer(secret.of_query("words"), by="words").sign({"op": "ping"})
+    >>> Verifier(secret, shared=True).verify(signed)
+    {'op': 'ping'}
     """
 
     def __init__(
-        self, secret: Secret, window: float = WINDOW, clock: Callable[[], float] = time.time
+        self,
+        secret: Secret,
+        window: float = WINDOW,
+        clock: Callable[[], float] = time.time,
+        *,
+        shared: bool = False,
     ) -> None:
         self.address = ""
         """The address that requests must be meant for."""
         self._secret = secret
+        self._shared = shared
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
         # The nonces by the second in which they were signed: a whole second is forgotten at once.
-        self._seen: dict[int, set[bytes]] = {}
-        self._count = 0
+        self._seen: dict[int, set[tuple[str, bytes]]] = {}
+        self._count: Counter[str] = Counter()
         self._forgotten = -math.inf
+
+    def begin(self, data: bytes) -> None:
+        """:class:`Refused` if a request cannot begin with these bytes."""
+        try:
+            wire.check_mark(data)
+        except wire.Malformed as error:
+            raise Refused(f"this is not a signed request: {error}") from None
 
     def admit(self, data: bytes) -> Head:
         """Verify the head of a request. :class:`Refused` if it is not valid.
@@ -112,8 +144,9 @@ class Verifier:
             head, signed, code = Head.unpack(data)
         except wire.Malformed as error:
             raise Refused(f"this is not a signed request: {error}") from None
-        if not hmac.compare_digest(code, _code(self._secret, signed)):
-            raise Refused("the request is not signed with the secret of this node's query")
+        if not hmac.compare_digest(code, _code(self._key(head.by), signed)):
+            whose = f"the key of query {head.by}" if head.by else "the secret of this node's query"
+            raise Refused(f"the request is not signed with {whose}")
         if head.to != wire.destination(self.address):
             raise Refused(f"the request is meant for another node than the one at {self.address}")
         _check_size(head.size)
@@ -136,6 +169,16 @@ class Verifier:
         """The request in ``data``. :class:`Refused` if it is not valid."""
         return self.open(self.admit(data[:HEAD_BYTES]), data[HEAD_BYTES:])
 
+    def _key(self, by: str) -> Secret:
+        if not by:
+            return self._secret
+        if not self._shared:
+            raise Refused(
+                "the request is not signed with the secret of this node's query: it is signed as "
+                f"query {by}, and this node is not a standing node, which serves several"
+            )
+        return self._secret.of_query(by)
+
     def _take(self, head: Head) -> None:
         with self._lock:
             now = self._clock()
@@ -154,16 +197,16 @@ class Verifier:
                     f"{self._window:g} s; synchronize the clocks of the nodes"
                 )
             seen = self._seen.setdefault(math.floor(head.time), set())
-            if head.nonce in seen:
+            if (head.by, head.nonce) in seen:
                 raise Refused("the request was received before; a request can be used only once")
-            if self._count >= MOST_REMEMBERED:
+            if self._count[head.by] >= MOST_REMEMBERED:
                 raise Refused(f"more than {MOST_REMEMBERED} requests in {self._window:g} s")
-            seen.add(head.nonce)
-            self._count += 1
+            seen.add((head.by, head.nonce))
+            self._count[head.by] += 1
 
     def _forget(self, before: float) -> None:
         for second in [second for second in self._seen if second + 1 <= before]:
-            self._count -= len(self._seen.pop(second))
+            self._count -= Counter(by for by, _ in self._seen.pop(second))
             self._forgotten = max(self._forgotten, second + 1)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,9 +25,14 @@ from anabranch.errors import (
 )
 from anabranch.nodes.chunks import flat
 from anabranch.private import private_folder
+from anabranch.state.part import OWN
 from anabranch.stores.files import PARTIAL, FileStore
 from anabranch.stores.store import check_name
 
+_log = logging.getLogger(__name__)
+
+_FLUSHES = 8
+"""How many files are flushed at the same time."""
 RESERVE = 0.05
 """The share of a disk that is left free where no limit is given."""
 
@@ -51,6 +58,9 @@ class Vault:
         self._lock = threading.Lock()
         self._sizes = {name: self._store.size(name) for name in self._store.list()}
         self._used = sum(self._sizes.values())
+        own = [name for name in self._sizes if name.startswith(OWN)]
+        # The oldest first: they are the first to go.
+        self._own = dict.fromkeys(sorted(own, key=lambda name: (folder / name).stat().st_mtime_ns))
         self._coming = 0
         self._written = 0
 
@@ -71,11 +81,25 @@ class Vault:
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
         """See :meth:`anabranch.stores.BackupStore.put`; DidNotHappen if there is no room."""
-        view = flat(data)
-        incoming = self.receiving(name, len(view))
-        with incoming.dropped_on_error():
-            incoming.write(view)
-        incoming.keep()
+        self.put_all({name: data})
+
+    def put_all(self, blocks: Mapping[str, pa.Buffer | bytes]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.put_all`."""
+        views = {check_name(name): flat(data) for name, data in blocks.items()}
+        with self.receiving_all([(name, len(view)) for name, view in views.items()]) as coming:
+            for each, view in zip(coming, views.values(), strict=True):
+                each.write(view)
+        keep_all(coming)
+
+    @contextmanager
+    def receiving_all(self, sizes: Collection[tuple[str, int]]) -> Iterator[list[Incoming]]:
+        """Reserve room for several backups. They are dropped if the body fails."""
+        with ExitStack() as dropped:
+            coming = []
+            for name, size in sizes:
+                coming.append(self.receiving(name, size))
+                dropped.enter_context(coming[-1].dropped_on_error())
+            yield coming
 
     def receiving(self, name: str, size: int) -> Incoming:
         """Reserve room for a backup that will be written. DidNotHappen if there is none."""
@@ -89,9 +113,33 @@ class Vault:
             self._release_room(size, 0)
             raise DidNotHappen(f"cannot write {name} in {self._folder}: {error}") from error
 
-    def get(self, name: str) -> pa.Buffer:
+    def adopt(self, name: str, path: Path) -> bool:
+        """Take a file of this disk over, for this node alone. False if there is no room.
+
+        It is not flushed: whoever reads it verifies it. It is deleted when others need its room.
+        """
+        check_name(name)
+        if not name.startswith(OWN):
+            raise ValueError(f"{name!r}: what a node keeps for itself begins with {OWN}")
+        target = self._folder / name
+        with self._lock:
+            try:
+                size = path.stat().st_size
+                # It takes up room already, unless there is a limit.
+                self._check_room(name, size if self._limit is not None else 0)
+                _make_folder(target.parent)
+                path.rename(target)
+            except (DidNotHappen, OSError) as error:
+                _log.info("Not keeping %s here: %s", name, error)
+                return False
+            self._used += size - self._sizes.get(name, 0)
+            self._sizes[name] = size
+            self._own[name] = None
+        return True
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """See :meth:`anabranch.stores.BackupStore.get`."""
-        return self._store.get(name)
+        return self._store.get(name, offset, length)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[tuple[int, int]]:
@@ -123,6 +171,19 @@ class Vault:
         finally:
             self._recount(name)
 
+    def delete_all(self, names: Collection[str]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.delete_all`."""
+        for name in names:
+            check_name(name)
+        failed: StoreError | None = None
+        for name in names:
+            try:
+                self.delete(name)
+            except StoreError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
     def size(self, name: str) -> int:
         """See :meth:`anabranch.stores.BackupStore.size`."""
         check_name(name)
@@ -143,12 +204,22 @@ class Vault:
         # On a disk the file that is replaced takes its room until the new one is whole.
         replaced = 0 if self._limit is None else self._sizes.get(name, 0)
         free = self._free()
+        while size > free + replaced and self._own:
+            self._evict(next(iter(self._own)))
+            free = self._free()
         if size > free + replaced:
             raise DidNotHappen(
                 f"no room for {size} bytes of {name} in {self._folder}: {self._used} bytes are "
                 f"used, {self._coming} are reserved, of {self._used + self._coming + free}; "
-                "delete old backups, raise the capacity of Upstream, or give its nodes larger disks"
+                "delete old backups, raise the capacity of the backup policy, or give its nodes "
+                "larger disks"
             )
+
+    def _evict(self, name: str) -> None:
+        """Delete a file that this node keeps for itself, to make room."""
+        del self._own[name]
+        self._used -= self._sizes.pop(name, 0)
+        (self._folder / name).unlink(missing_ok=True)
 
     def _release_room(self, size: int, written: int) -> None:
         with self._lock:
@@ -162,6 +233,7 @@ class Vault:
                 size = self._store.size(name)
             except CheckpointNotFound:
                 self._used -= self._sizes.pop(name, 0)
+                self._own.pop(name, None)
             except DidNotHappen as error:
                 raise MayHaveHappened(f"{name} may have been changed: {error}") from error
             else:
@@ -199,15 +271,13 @@ class Incoming:
 
     def keep(self) -> None:
         """Store the complete backup durably under its name."""
-        with self.dropped_on_error():
-            with self._failing(DidNotHappen):
-                os.fsync(self._descriptor)
-                made = _make_folder(self._path.parent)
-            with self._failing(MayHaveHappened):
-                self._partial.rename(self._path)
-                for folder in {self._path.parent, *made}:
-                    _flush(folder)
-        self._end()
+        keep_all([self])
+
+    def _flushed(self) -> set[Path]:
+        """Flush the bytes to the disk. Returns the folders to flush when the file has its name."""
+        with self._failing(DidNotHappen):
+            os.fsync(self._descriptor)
+            return {self._path.parent, *_make_folder(self._path.parent)}
 
     def drop(self) -> None:
         """Drop the received bytes."""
@@ -237,6 +307,29 @@ class Incoming:
             yield
         except OSError as error:
             raise kind(f"cannot write {self._name} in {self._folder}: {error}") from error
+
+
+def keep_all(coming: Sequence[Incoming]) -> None:
+    """Store complete backups durably under their names.
+
+    Files that are flushed at the same time take one write of the disk, and not one each.
+    """
+    with ExitStack() as dropped:
+        for each in coming:
+            dropped.enter_context(each.dropped_on_error())
+        if len(coming) == 1:
+            made = coming[0]._flushed()
+        else:
+            with ThreadPoolExecutor(min(_FLUSHES, len(coming)), "anabranch-flush") as pool:
+                made = {folder for some in pool.map(Incoming._flushed, coming) for folder in some}
+        for each in coming:
+            with each._failing(MayHaveHappened):
+                each._partial.rename(each._path)
+        with coming[0]._failing(MayHaveHappened):
+            for folder in made:
+                _flush(folder)
+    for each in coming:
+        each._end()
 
 
 def _make_folder(folder: Path) -> list[Path]:

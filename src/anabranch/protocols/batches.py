@@ -32,7 +32,7 @@ def ask(turn: Turn, version: Version) -> None:
 def leave(turn: Turn, version: Version) -> None:
     """Spark does not want a batch any more."""
     if turn.query.batch is not None and turn.query.batch.version == version:
-        turn.change(batch=None)
+        turn.change(batch=None, idle_since=turn.query.now)
 
 
 def run(turn: Turn) -> None:
@@ -95,7 +95,13 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
             sizes[each.id] = report.bytes
         if report is not None and each.leaving and report.left_to_shed == 0:
             slices[each.id] = replace(each, leaving=KeyGroups())
-    turn.change(batch=None, committed=event.version, slices=slices, sizes=sizes)
+    turn.change(
+        batch=None,
+        idle_since=turn.query.now,
+        committed=event.version,
+        slices=slices,
+        sizes=sizes,
+    )
     _trim(turn, event.obsolete)
     move.commit(turn, event.reports)
     checkpoint.commit(turn, event)
@@ -131,11 +137,9 @@ def trim(turn: Turn) -> None:
     """Trim the output buffers: drop sent rows that no slice needs any more."""
     query = turn.query
     trimmed: dict[str, Version] = {}
-    anchors = query.anchors()
+    anchors = query.anchors({name: query.usable(name) for name in query.operators})
     for name in query.operators:
-        mine = [anchors[each.id] for each in serving(query.slices.values(), name)]
-        oldest = min(mine, default=NO_VERSION)
-        oldest = min([oldest, *move.needs(query, name)])
+        oldest = min([min(anchors[name]), *move.needs(query, name)])
         upto = Version(max(oldest, query.committed - _MOST_KEPT))
         trimmed[name] = upto
     _trim(turn, trimmed)

@@ -2,7 +2,7 @@
 
 A checkpoint covers some operators or all. Each stored part can serve to recover or move its slice.
 Once the parts make all operators at one version, the manifest of that version is published, and a
-restart can begin from it. Older versions and parts are deleted when nothing needs them.
+restart can begin from it. :mod:`anabranch.protocols.retention` says what is kept of older ones.
 
 A backup that is lost with its holder is made again: an operator with a slice that would not survive
 the loss of its node is captured with the next batch.
@@ -14,22 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from anabranch.checkpointing.policy import Kind, Situation
+from anabranch.protocols import adaptation, retention
 from anabranch.protocols.events import BatchCommitted, Done, Failed, SliceReport
-from anabranch.protocols.model import Change, Host, Published, Slice, SliceId, serving
+from anabranch.protocols.model import Change, Published, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     SECOND,
-    Advance,
     Capture,
     Captured,
     CaptureWanted,
     CommandId,
     Drop,
-    Make,
-    Merge,
     Publish,
     Store,
     Wake,
-    Withdraw,
 )
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
@@ -41,7 +38,7 @@ _LONGEST_PAUSE = 30
 _PATIENCE = 5 * SECOND
 """How long a wanted checkpoint waits for a batch."""
 _ATTEMPTS = 3
-"""The attempts of a checkpoint by command."""
+"""The attempts of a checkpoint by command, and of one for which the stream waits."""
 _NOTHING = ""
 """Stands for the state of a query without operators, whose versions record its progress alone."""
 _SHORT = SECOND // 5
@@ -108,6 +105,8 @@ class Checkpoints:
     current: Current | None = None
     held_since: int | None = None
     """Since when the stream waits because a restart would not find its offsets otherwise."""
+    held_failures: int = 0
+    """Checkpoints that were begun since then, and failed."""
 
     @property
     def open(self) -> tuple[CommandId, ...]:
@@ -175,6 +174,9 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
             due[name] = kind or _LEAST
     _change(turn, ordered=frozenset(due))
     wanted = dict.fromkeys(mine.wanted, _LEAST) | due
+    if wanted:
+        adaptation.adapt(turn)
+        query = turn.query
     return tuple(
         _capture(query, each, wanted[each.operator])
         for each in serving(query.slices.values())
@@ -231,6 +233,7 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
         wanted=mine.wanted - operators,
         commands=() if commands else mine.commands,
     )
+    adaptation.captured(turn)
     for report in told.values():
         if report.captured is not None:
             _store(turn, report.captured)
@@ -252,7 +255,7 @@ def look(turn: Turn) -> None:
     if exhausted != (mine.held_since is not None):
         _hold(turn, exhausted)
         mine = _mine(turn.query)
-    if exhausted and mine.failures and mine.current is None and not query.policies.hold:
+    if exhausted and mine.held_failures >= _ATTEMPTS and not query.policies.hold:
         turn.stop(
             f"checkpoints fail; the newest one is of version {_restartable(query)}, and Spark's "
             f"log of offsets will not reach back to it after batch {query.committed}. Check the "
@@ -280,7 +283,8 @@ def look(turn: Turn) -> None:
         wanted=frozenset(),
         commands=(),
     )
-    fence = turn.fence()
+    adaptation.adapt(turn)
+    fence, query = turn.fence(), turn.query
     for each in serving(query.slices.values()):
         wanted_capture = _capture(query, each, _LEAST)
         if each.operator in wanted and wanted_capture.base != query.committed:
@@ -288,6 +292,8 @@ def look(turn: Turn) -> None:
             wanted_capture = replace(wanted_capture, clean=False)
             order = Capture(wanted_capture, each, query.committed, fence, query.size(each))
             turn.order(order, Owner.CHECKPOINT)
+    if any(isinstance(waiting.order, Capture) for waiting in turn.query.outstanding.values()):
+        adaptation.captured(turn)
     _go_on(turn)
 
 
@@ -296,7 +302,7 @@ def _hold(turn: Turn, exhausted: bool) -> None:
     published, committed = _restartable(turn.query), turn.query.committed
     kind = "stream held" if exhausted else "stream goes on"
     turn.tell(kind, published=published, committed=committed)
-    _change(turn, held_since=turn.query.now if exhausted else None)
+    _change(turn, held_since=turn.query.now if exhausted else None, held_failures=0)
 
 
 def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
@@ -314,11 +320,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
                 turn.send(Drop(captured.node, files=(captured.file,)))
             _fail(turn, reason)
         case Publish(published), Done():
-            _published(turn, published)
-        case Publish(published), Failed(reason=reason):
-            # It may have been written all the same, and must not name parts that are dropped.
-            turn.send(Withdraw((published.version,), ()))
-            _fail(turn, reason)
+            _published(turn, published.version)
         case _, Failed(reason=reason):
             _fail(turn, reason)
     _go_on(turn)
@@ -351,14 +353,17 @@ def _is_protected(query: Query, each: Slice) -> bool:
     safe = query.protected(each)
     if safe is not None and safe >= query.trimmed.get(each.operator, NO_VERSION):
         return True
-    return each.node not in query.nodes or _survivors(query, each) is None
+    return each.node not in query.nodes or not _can_be_protected(query, each)
 
 
-def _survivors(query: Query, each: Slice) -> frozenset[Host] | None:
-    """The nodes that are left if the node of a slice is lost. None: no backup survives that."""
-    others = frozenset(query.nodes.keys() - {each.node})
-    next_part = Part("", each.operator, query.committed, None, each.groups, query.holders(each))
-    return others if query.policies.backup.available(next_part, others) else None
+def _can_be_protected(query: Query, each: Slice) -> bool:
+    """Whether the next backup of a slice would survive the loss of its node."""
+    holders = query.holders(each)
+    shape = query.policies.backup.shape(len(holders))
+    version, groups = query.committed, each.groups
+    needed, parity = shape.needed, shape.parity
+    next_part = Part("", each.operator, version, None, groups, holders, needed, parity=parity)
+    return query.policies.backup.survives(next_part, each.node, query.nodes.keys())
 
 
 def interrupt(turn: Turn) -> None:
@@ -402,23 +407,12 @@ def abandon(turn: Turn, reason: str) -> None:
     )
 
 
-def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
-    """The answer to an order to merge a chain of parts."""
-    match waiting.order, event:
-        case Merge(), Done(answer=Part() as part):
-            turn.add_part(part)
-            turn.tell("merge", operator=part.operator, version=part.version, bytes=part.bytes)
-        case Merge(slice), Failed(reason=reason):
-            # A chain that cannot be merged must not grow any more.
-            if slice.id in turn.query.slices:
-                turn.put(replace(turn.query.slices[slice.id], base=None))
-            turn.tell("merge failed", slice=slice.id, reason=reason)
-
-
 def _capture(query: Query, each: Slice, kind: Kind) -> CaptureWanted:
     # Changes are of no use if the node of the slice has what they follow on.
     inventory = query.inventory[each.operator]
-    usable = query.usable(each.operator, _survivors(query, each))
+    usable = query.usable(each.operator)
+    if _can_be_protected(query, each):
+        usable = query.surviving(each)
     known = (
         kind == "delta"
         and query.policies.checkpointing.tracks_changes
@@ -459,8 +453,7 @@ def _store(turn: Turn, captured: Captured) -> None:
         return
     if not _at_rest(query):
         turn.put(replace(each, base=captured.version))
-    order = Store(captured, query.holders(each), query.size(each))
-    turn.order(order, Owner.CHECKPOINT)
+    turn.order(query.store(captured, each), Owner.CHECKPOINT)
 
 
 def _at_rest(query: Query) -> bool:
@@ -490,13 +483,23 @@ def _go_on(turn: Turn) -> None:
     whole = _whole(query, current.version)
     if current.failure is None and whole is not None and not current.publishing:
         _change(turn, current=replace(current, publishing=True))
+        # If that fails it may have been written all the same, and be the only one that is whole.
+        others = (p for p in query.doubtful if p.version != whole.version)
+        turn.change(doubtful=(*others, whole))
         turn.order(Publish(whole), Owner.CHECKPOINT)
         return
     if whole is None and current.failure is None and current.operators == set(query.operators):
         current = replace(current, failure="some of its parts were lost before it was published")
     failures = 0 if current.failure is None else mine.failures + 1
     pause = query.now + min(failures, _LONGEST_PAUSE) * SECOND
-    _change(turn, current=None, failures=failures, not_before=pause)
+    held = mine.held_since is not None and current.since >= mine.held_since
+    _change(
+        turn,
+        current=None,
+        failures=failures,
+        held_failures=mine.held_failures + (held and current.failure is not None),
+        not_before=pause,
+    )
     turn.send(Wake(pause))
     seconds = (query.now - current.since) / SECOND
     if current.failure is None:
@@ -517,7 +520,7 @@ def _go_on(turn: Turn) -> None:
     for command in current.commands:
         _end(turn, command, current)
     if current.failure is None:
-        _tidy(turn)
+        retention.tidy(turn)
     review(turn)
 
 
@@ -545,70 +548,16 @@ def _whole(query: Query, version: Version) -> Published | None:
     return Published(version, parts)
 
 
-def _published(turn: Turn, published: Published) -> None:
+def _published(turn: Turn, version: Version) -> None:
     query = turn.query
-    others = (p for p in query.published if p.version != published.version)
-    unreadable = tuple(v for v in query.unreadable if v != published.version)
-    turn.change(published=(*others, published), unreadable=unreadable)
-
-
-def _tidy(turn: Turn) -> None:
-    """Delete older versions and parts that nothing needs, and merge long chains."""
-    query = turn.query
-    retain = query.policies.checkpointing.retain
-    kept, old = query.published[-retain:], [p.version for p in query.published[:-retain]]
-    if len(kept) == retain:
-        # Not before: what is damaged may be mended, and is the only copy of something older.
-        old += [version for version in query.unreadable if version < kept[0].version]
-    unreadable = tuple(version for version in query.unreadable if version not in old)
-    turn.change(published=kept, unreadable=unreadable)
-    needed = _needed(turn.query)
-    dropped: list[Part] = []
-    inventory = dict(query.inventory)
-    for name, of in query.inventory.items():
-        useless = [part for part in of.parts if part.name not in needed]
-        inventory[name] = of.without({part.name for part in useless})
-        dropped += useless
-    turn.change(inventory=inventory)
-    if old or dropped:
-        turn.send(Withdraw(tuple(sorted(old)), tuple(dropped)))
-    _merge_longest(turn)
-
-
-def _needed(query: Query) -> set[str]:
-    """The names of the parts that are still needed."""
-    needed = {p.name for manifest in query.published for of in manifest.parts.values() for p in of}
-    anchors = query.anchors()
-    for each in serving(query.slices.values()):
-        usable, inventory = query.usable(each.operator), query.inventory[each.operator]
-        for version in {inventory.newest(each.groups, usable), anchors[each.id]}:
-            if version is not None and version != NO_VERSION:
-                needed |= {part.name for part in inventory.recipe(each.groups, version, usable)}
-    for waiting in query.outstanding.values():
-        match waiting.order:
-            case Make(_, parts) | Advance(_, parts) | Merge(_, parts):
-                needed |= {part.name for part in parts}
-    for moving in query.moves.values():
-        for part in query.inventory[moving.operator].parts:
-            if part.version >= moving.begun:
-                needed.add(part.name)
-    return needed
-
-
-def _merge_longest(turn: Turn) -> None:
-    query = turn.query
-    if any(waiting.owner is Owner.MERGE for waiting in query.outstanding.values()):
+    found = [p for p in query.doubtful if p.version == version]
+    if not found:
+        _fail(turn, "some of its parts were lost while it was published")
         return
-    for each in serving(query.slices.values()):
-        inventory, usable = query.inventory[each.operator], query.usable(each.operator)
-        version = inventory.newest(each.groups, usable)
-        if version is None or each.node not in query.ready:
-            continue
-        chain = inventory.recipe(each.groups, version, usable)
-        if len(chain) > query.policies.longest_chain:
-            order = Merge(each, chain, each.groups, version, query.holders(each))
-            turn.order(order, Owner.MERGE)
-            return
+    others = (p for p in query.published if p.version != version)
+    doubtful = tuple(p for p in query.doubtful if p.version != version)
+    unreadable = tuple(v for v in query.unreadable if v != version)
+    turn.change(published=(*others, *found), doubtful=doubtful, unreadable=unreadable)
 
 
 def _restartable(query: Query) -> Version:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from anabranch.errors import AnabranchError
+from anabranch.fragments.cost import Cost
 from anabranch.protocols.model import Facts, Host, SliceId
 from anabranch.protocols.orders import Captured, CommandId, OrderId
 from anabranch.units import Version
@@ -104,6 +105,8 @@ class Done:
 
     order: OrderId
     answer: object = None
+    cost: Cost | None = None
+    """What it took at the node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,19 @@ its next step. So no protocol waits for another one, only for a state of the que
 
 from __future__ import annotations
 
-from anabranch.protocols import batches, checkpoint, move, nodes, read, recover, restart
+from anabranch.protocols import (
+    adaptation,
+    batches,
+    checkpoint,
+    mend,
+    move,
+    nodes,
+    notes,
+    read,
+    recover,
+    restart,
+    retention,
+)
 from anabranch.protocols.events import (
     BatchAsked,
     BatchCommitted,
@@ -80,6 +92,7 @@ def _take(turn: Turn, event: Event) -> None:
             read.want(turn, event)
         case GiveUp(command):
             move.give_up(turn, command)
+            notes.give_up(turn, command)
             checkpoint.give_up(turn, command)
             read.give_up(turn, command)
         case TimePassed():
@@ -94,6 +107,8 @@ def _go_on(turn: Turn) -> None:
     move.run(turn)
     read.look(turn)
     checkpoint.look(turn)
+    notes.look(turn)
+    mend.look(turn)
     batches.run(turn)
     nodes.ask_for_more(turn)
 
@@ -119,6 +134,9 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
         return
     rest = {n: w for n, w in turn.query.outstanding.items() if n != event.order}
     turn.change(outstanding=rest)
+    if isinstance(event, Done):
+        adaptation.took(turn, node_of(waiting.order), event.cost)
+        event = nodes.certain(turn, event)
     _hand_over(turn, waiting, event)
     if isinstance(event, Failed):
         if event.damaged is not None:
@@ -154,11 +172,17 @@ def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
             if isinstance(waiting.order, Inspect) and isinstance(event, Failed):
                 _fail_orders_at(turn, waiting.order.host, "does not answer")
             checkpoint.review(turn)
+            mend.review(turn)
+        case Owner.NOTE:
+            notes.answer(turn, waiting, event)
         case Owner.CHECKPOINT:
             checkpoint.answer(turn, waiting, event)
             batches.trim(turn)
+            mend.review(turn)
         case Owner.MERGE:
-            checkpoint.merge(turn, waiting, event)
+            retention.merge(turn, waiting, event)
+        case Owner.MEND:
+            mend.answer(turn, waiting, event)
         case Owner.MOVE:
             move.answer(turn, waiting, event)
         case Owner.RECOVERY:
@@ -184,6 +208,7 @@ def _after_loss(turn: Turn, host: Host) -> None:
     move.node_lost(turn, host)
     _fail_orders_at(turn, host, "was lost")
     checkpoint.review(turn)
+    mend.review(turn)
 
 
 def _fail_orders_at(turn: Turn, host: Host, why: str) -> None:

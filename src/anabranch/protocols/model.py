@@ -80,6 +80,8 @@ class Node:
     known: frozenset[str] = frozenset()
     """The parts that it was known to hold when it was prepared last: of later ones its answer does
     not tell."""
+    prepared: int = 0
+    """The number of the last order to prepare it. What was stored before may be lost since."""
     strays: frozenset[str] = frozenset()
     """The parts that it held when it was inspected last, and that nothing named."""
     inspected_at: int = 0
@@ -124,8 +126,8 @@ class Change:
     """An operation in progress: its present step, its reason, and its start."""
 
     kind: str
-    """``move``, ``merge``, ``checkpoint``, ``read``, ``hold``, ``node``, ``recovery`` or
-    ``restart``."""
+    """``move``, ``merge``, ``mend``, ``note``, ``checkpoint``, ``read``, ``hold``, ``node``,
+    ``recovery`` or ``restart``."""
     what: str
     """What is changed, such as the name of an operator, or waited for, such as a node."""
     why: str
@@ -146,12 +148,13 @@ class _Reached(NamedTuple):
 class Inventory:
     """The parts of one operator, oldest first, and which versions can be made of them."""
 
-    __slots__ = ("_known", "_usable", "parts")
+    __slots__ = ("_known", "_surviving", "_usable", "parts")
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: (part.version, part.base is None)))
         self._known: tuple[frozenset[str], _Reached] | None = None
         self._usable: dict[frozenset[Host], frozenset[str]] = {}
+        self._surviving: dict[tuple[Host, frozenset[Host]], frozenset[str]] = {}
 
     def __repr__(self) -> str:
         return f"Inventory({[part.name for part in self.parts]})"
@@ -164,12 +167,20 @@ class Inventory:
         """The inventory after parts were dropped."""
         return Inventory(part for part in self.parts if part.name not in names)
 
-    def usable(self, backup: Backup, hosts: frozenset[Host]) -> frozenset[str]:
+    def usable(self, hosts: frozenset[Host]) -> frozenset[str]:
         """The names of the parts that can be read while only these nodes are alive."""
         found = self._usable.get(hosts)
         if found is None:
-            found = frozenset(p.name for p in self.parts if backup.available(p, hosts))
+            found = frozenset(p.name for p in self.parts if p.available(hosts))
             self._usable[hosts] = found
+        return found
+
+    def surviving(self, backup: Backup, owner: Host, hosts: frozenset[Host]) -> frozenset[str]:
+        """The names of the parts that outlive what is promised to survive; see the policy."""
+        found = self._surviving.get((owner, hosts))
+        if found is None:
+            found = frozenset(p.name for p in self.parts if backup.survives(p, owner, hosts))
+            self._surviving[owner, hosts] = found
         return found
 
     def reach(self, usable: frozenset[str]) -> Mapping[Version, KeyGroups]:
@@ -212,6 +223,26 @@ class Inventory:
             if (upto is None or version <= upto) and groups <= reached:
                 return version
         return None
+
+    def lots(
+        self, groups: KeyGroups, usable: frozenset[str], upto: Version
+    ) -> dict[Version, KeyGroups]:
+        """The newest versions up to another one at which groups can be made, oldest first.
+
+        It is one version if all can be made at the oldest. What cannot be made begins empty.
+        """
+        found: dict[Version, KeyGroups] = {}
+        left, reach = groups, self.reach(usable)
+        for version, reached in sorted(reach.items(), reverse=True):
+            if version <= upto and left & reached:
+                found[version] = left & reached
+                left = left - reached
+        if left:
+            found[NO_VERSION] = left
+        oldest = min(found, default=NO_VERSION)
+        if groups <= reach.get(oldest, NO_GROUPS):
+            return {oldest: groups}
+        return dict(sorted(found.items()))
 
     def recipe(
         self, groups: KeyGroups, version: Version, usable: frozenset[str]

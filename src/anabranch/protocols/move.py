@@ -2,10 +2,11 @@
 
 Scale out, scale in and rebalance are moves. The groups that move are captured at their slices. New
 slices are made of the captures at the new nodes. They catch up by the rows that changed since, or
-by replaying the batches since. When they are at most two batches behind, the stream is held for the
-rest, and rows go to them from the next batch on. The query is unchanged until then: a move that
-fails starts again, and one that is given up leaves nothing behind. Groups that stay keep their
-tables. Slices that groups have left shed their rows later.
+by replaying the batches since. When they are at most two batches behind, the next batch captures
+the last changes. The stream is held after it until the new slices have them, and rows go to these
+from the batch after that on. The query is unchanged until then: a move that fails starts again,
+and one that is given up leaves nothing behind. Groups that stay keep their tables. Slices that
+groups have left shed their rows later.
 
 If an instance has too many slices, a move merges the smallest ones: their groups go to a new slice
 on the same node. The routing does not change. A slice that sheds may be among them, since the new
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from anabranch.protocols import checkpoint
+from anabranch.protocols import checkpoint, notes
 from anabranch.protocols.events import Done, Failed, Rebalance, Scale, SliceReport
 from anabranch.protocols.model import (
     Change,
@@ -44,6 +45,7 @@ from anabranch.protocols.orders import (
     Wake,
 )
 from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.protocols.transfers import Transfer, balanced, divide, slices_of, unite
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
@@ -55,7 +57,7 @@ _NEAR = 2
 _PATIENCE = 5 * SECOND
 """How long a capture waits for a batch."""
 _SHORT = SECOND // 5
-"""The same where Spark has no batch to run."""
+"""The same where Spark asks for no batch."""
 _PAUSE = SECOND // 2
 _MERGE_PAUSE = 60 * SECOND
 """The pause after a failed merge of slices."""
@@ -77,16 +79,8 @@ class Phase(Enum):
     CAPTURE = "capturing the groups that move"
     MAKE = "making slices at their new nodes"
     FOLLOW = "catching up with the stream"
+    LAST = "capturing the last changes"
     HOLD = "holding the stream for the last changes"
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Groups that go from one slice to another."""
-
-    source: SliceId
-    target: SliceId
-    groups: KeyGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +109,8 @@ class Move:
     rounds: int = 0
     attempts: int = 1
     not_before: int = 0
+    held_since: int | None = None
+    """When the batch that ran had ended, and no other one could begin."""
     wants_capture: bool = False
     """Whether the next batch is to capture for this move."""
     capturing: bool = False
@@ -201,7 +197,7 @@ def holds(query: Query) -> bool:
 
 def postpones_checkpoints(query: Query) -> bool:
     """Whether a checkpoint now would take the changes that a move waits for."""
-    near = (Phase.FOLLOW, Phase.HOLD)
+    near = (Phase.FOLLOW, Phase.LAST, Phase.HOLD)
     return any(each.wants_capture or each.phase in near for each in query.moves.values())
 
 
@@ -224,11 +220,16 @@ def captures(turn: Turn) -> tuple[CaptureWanted, ...]:
 
 def commit(turn: Turn, reports: Mapping[SliceId, SliceReport]) -> None:
     """A batch was committed: store its captures for moves."""
+    if turn.query.moves:
+        turn.send(Wake(turn.query.now + _SHORT))
     for moving in list(turn.query.moves.values()):
         if not moving.capturing:
             continue
         moving = replace(moving, capturing=False, wants_capture=False)
         _put(turn, moving)
+        if moving.phase is Phase.LAST:
+            held_since = turn.query.now
+            moving = _next(turn, replace(moving, held_since=held_since), Phase.HOLD)
         found = [reports[source].captured for source in moving.moved if source in reports]
         _store(turn, moving, [each for each in found if each is not None and not each.clean])
 
@@ -290,11 +291,11 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
                 different = routed.routing.scaled(instances) != routed.routing
                 wanted = operator == chosen and different
             case Rebalance():
-                wanted = sorted(_balanced(query, operator)) != sorted(routed.hosts)
+                wanted = sorted(balanced(query, operator)) != sorted(routed.hosts)
         if wanted:
             _put(turn, Move(event, operator, query.now, query.committed, phase_since=query.now))
             return
-    turn.end(event.command)
+    notes.end(turn, event.command)
 
 
 def _merge_small_slices(turn: Turn) -> None:
@@ -302,23 +303,10 @@ def _merge_small_slices(turn: Turn) -> None:
     query = turn.query
     for name, routed in query.routed.items():
         for instance in range(routed.routing.instances):
-            if len(_slices_of(query, name, instance)) > query.policies.most_slices:
+            if len(slices_of(query, name, instance)) > query.policies.most_slices:
                 event = MergeSlices(CommandId(-turn.number()), name, instance)
                 _put(turn, Move(event, name, query.now, query.committed, phase_since=query.now))
                 return
-
-
-def _slices_of(query: Query, operator: str, instance: int) -> list[Slice]:
-    return [s for s in serving(query.slices.values(), operator) if s.instance == instance]
-
-
-def _balanced(query: Query, operator: str) -> tuple[Host, ...]:
-    """The hosts of an operator's instances if all of them were placed again."""
-    instances = {name: of.routing.instances for name, of in query.routed.items()}
-    nodes = query.ready or frozenset(query.nodes)
-    if not nodes:
-        return query.routed[operator].hosts
-    return tuple(query.policies.placement.place(instances, nodes, {})[operator])
 
 
 def _step(turn: Turn, moving: Move) -> None:
@@ -341,6 +329,8 @@ def _step(turn: Turn, moving: Move) -> None:
             _follow(turn, _next(turn, moving, Phase.FOLLOW))
         case Phase.FOLLOW:
             _follow(turn, moving)
+        case Phase.LAST:
+            _capture_last(turn, moving)
         case Phase.HOLD:
             _finish(turn, moving)
 
@@ -356,13 +346,13 @@ def _prepare(turn: Turn, moving: Move) -> None:
             before = {each: of.hosts for each, of in query.routed.items()}
             place = query.policies.placement.place
             hosts = place(instances | {name: count}, query.ready, before)[name]
-            targets, transfers = _divide(turn, name, now, Routed(routing, tuple(hosts)))
+            targets, transfers = divide(turn, name, now, Routed(routing, tuple(hosts)))
         case Rebalance():
-            routing, hosts = now.routing, _balanced(query, name)
-            targets, transfers = _divide(turn, name, now, Routed(routing, tuple(hosts)))
+            routing, hosts = now.routing, balanced(query, name)
+            targets, transfers = divide(turn, name, now, Routed(routing, tuple(hosts)))
         case MergeSlices(instance=instance):
             routing, hosts = now.routing, now.hosts
-            targets, transfers = _unite(turn, name, instance)
+            targets, transfers = unite(turn, name, instance)
     if not targets:
         _end(turn, moving, None)
         return
@@ -381,7 +371,7 @@ def _prepare(turn: Turn, moving: Move) -> None:
         _capture(turn, _next(turn, moving, Phase.CAPTURE))
     else:
         # There is no way to catch up, so the groups are copied while the stream waits.
-        _finish(turn, _next(turn, moving, Phase.HOLD))
+        _hold(turn, moving)
 
 
 def _before_the_first_batch(query: Query) -> bool:
@@ -394,47 +384,6 @@ def _make_empty(turn: Turn, moving: Move) -> None:
         turn.order(Make(each, (), NO_VERSION), Owner.MOVE, moving.command)
 
 
-def _divide(
-    turn: Turn, operator: str, now: Routed, after: Routed
-) -> tuple[tuple[Slice, ...], tuple[Transfer, ...]]:
-    """New slices for the groups that change instance or node, and their present slices."""
-    targets: list[Slice] = []
-    transfers: list[Transfer] = []
-    for instance, owned in enumerate(after.routing.owners):
-        host = after.hosts[instance]
-        stays = instance < now.routing.instances and now.hosts[instance] == host
-        gained = owned - now.routing.owners[instance] if stays else owned
-        if not gained:
-            continue
-        target = Slice(turn.slice_id(), operator, instance, host, gained, Role.ARRIVING)
-        targets.append(target)
-        for each in serving(turn.query.slices.values(), operator):
-            if each.groups & gained:
-                transfers.append(Transfer(each.id, target.id, each.groups & gained))
-    return tuple(targets), tuple(transfers)
-
-
-def _unite(
-    turn: Turn, operator: str, instance: int
-) -> tuple[tuple[Slice, ...], tuple[Transfer, ...]]:
-    """A new slice for the groups of the smallest slices of an instance, and their present slices.
-
-    Half of the allowed number of slices is left, so that the next merge is not soon.
-    """
-    query = turn.query
-    most = query.policies.most_slices
-    found = sorted(_slices_of(query, operator, instance), key=lambda each: len(each.groups))
-    if len(found) <= most:
-        return (), ()
-    small = found[: len(found) - max(1, most // 2) + 1]
-    groups = KeyGroups()
-    for each in small:
-        groups = groups | each.groups
-    host = query.routed[operator].hosts[instance]
-    target = Slice(turn.slice_id(), operator, instance, host, groups, Role.ARRIVING)
-    return (target,), tuple(Transfer(each.id, target.id, each.groups) for each in small)
-
-
 def _capture(turn: Turn, moving: Move) -> None:
     """Capture with the next batch, or between two batches if none comes for a while."""
     query = turn.query
@@ -444,11 +393,17 @@ def _capture(turn: Turn, moving: Move) -> None:
         return
     if not moving.wants_capture:
         moving = _next(turn, replace(moving, wants_capture=True), moving.phase)
-    patience = _SHORT if query.batch is None else _PATIENCE
-    if not query.running and query.now >= moving.phase_since + patience:
+    if not query.running and query.now >= _latest_batch(query, moving):
         moving = replace(moving, wants_capture=False)
         _put(turn, moving)
         _capture_at_rest(turn, moving)
+
+
+def _latest_batch(query: Query, moving: Move) -> int:
+    """The time until which the step of a move waits for a batch."""
+    if query.batch is None:
+        return max(moving.phase_since, query.idle_since) + _SHORT
+    return moving.phase_since + _PATIENCE
 
 
 def _capture_at_rest(turn: Turn, moving: Move) -> None:
@@ -478,9 +433,7 @@ def _store(turn: Turn, moving: Move, captured: list[Captured]) -> None:
 
 
 def _store_at_holders(turn: Turn, moving: Move, captured: Captured) -> None:
-    query = turn.query
-    size = query.size(query.slices[captured.slice])
-    order = Store(captured, query.holders(moving.targets[0]), size)
+    order = turn.query.store(captured, moving.targets[0])
     turn.order(order, Owner.MOVE, moving.command)
 
 
@@ -512,15 +465,36 @@ def _follow(turn: Turn, moving: Move) -> None:
         if moving.at < query.committed:
             _put(turn, replace(moving, rounds=1))
             _replay(turn, moving)
+    elif _advance(turn, moving):
+        pass  # stored parts bring the targets on, and nobody waits for it
     elif query.committed - moving.at <= _NEAR or moving.rounds >= _ROUNDS:
-        _finish(turn, _next(turn, moving, Phase.HOLD))
-    elif not _advance(turn, moving):
+        _capture_last(turn, _next(turn, moving, Phase.LAST))
+    else:
         moving = replace(moving, rounds=moving.rounds + 1)
         _put(turn, moving)
         if _changes_known(query, moving):
             _capture(turn, moving)
         else:
             _replay(turn, moving)
+
+
+def _capture_last(turn: Turn, moving: Move) -> None:
+    """Capture the last changes with a batch, and hold the stream once it is committed.
+
+    To capture them while the stream is held would make the pause longer. It is done if Spark has no
+    batch for a while.
+    """
+    query = turn.query
+    waited = query.now >= _latest_batch(query, moving) or moving.at == query.committed
+    if (waited and not query.running) or not _changes_known(query, moving):
+        _hold(turn, moving)
+    elif not moving.wants_capture:
+        _put(turn, replace(moving, wants_capture=True))
+
+
+def _hold(turn: Turn, moving: Move) -> None:
+    """Let no batch begin, and take the last steps once none runs."""
+    _finish(turn, _next(turn, replace(moving, wants_capture=False), Phase.HOLD))
 
 
 def _wants_warm_up(query: Query, moving: Move) -> bool:
@@ -531,14 +505,13 @@ def _wants_warm_up(query: Query, moving: Move) -> bool:
     while, and in the next attempt if it fails.
     """
     serve = {each.node for each in serving(query.slices.values(), moving.operator)}
-    patience = _SHORT if query.batch is None else _PATIENCE
     return (
         query.policies.replays
         and query.committed != NO_VERSION
         and moving.rounds == 0
         and moving.attempts == 1
         and any(each.node not in serve for each in moving.targets)
-        and (moving.at < query.committed or query.now < moving.phase_since + patience)
+        and (moving.at < query.committed or query.now < _latest_batch(query, moving))
     )
 
 
@@ -547,6 +520,9 @@ def _finish(turn: Turn, moving: Move) -> None:
     query = turn.query
     if query.running:
         return
+    if moving.held_since is None:
+        moving = replace(moving, held_since=query.now)
+        _put(turn, moving)
     if moving.made and moving.at == query.committed:
         _switch(turn, moving)
     elif not moving.made:
@@ -661,6 +637,7 @@ def _tell_scaled(turn: Turn, moving: Move) -> None:
     query = turn.query
     assert moving.before is not None
     assert moving.after is not None
+    held_since = query.now if moving.held_since is None else moving.held_since
     turn.tell(
         "scale",
         seconds=(query.now - moving.since) / SECOND,
@@ -672,7 +649,7 @@ def _tell_scaled(turn: Turn, moving: Move) -> None:
         read=moving.read,
         attempts=moving.attempts,
         batches=query.committed - moving.begun,
-        pause=(query.now - moving.phase_since) / SECOND,
+        pause=(query.now - held_since) / SECOND,
     )
 
 
@@ -708,7 +685,10 @@ def _end(turn: Turn, moving: Move, error: str | None) -> None:
     if error is not None and isinstance(moving.event, MergeSlices):
         turn.change(merge_after=turn.query.now + _MERGE_PAUSE)
         turn.send(Wake(turn.query.now + _MERGE_PAUSE))
-    turn.end(moving.command, error)
+    if error is None:
+        notes.end(turn, moving.command)
+    else:
+        turn.end(moving.command, error)
 
 
 def _next(turn: Turn, moving: Move, phase: Phase) -> Move:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anabranch.protocols import adaptation
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
     NO_GROUPS,
@@ -17,6 +18,7 @@ from anabranch.protocols.model import (
     Node,
     Readiness,
     instances_of,
+    named,
     serving,
 )
 from anabranch.protocols.orders import (
@@ -27,6 +29,7 @@ from anabranch.protocols.orders import (
     Drop,
     Inspect,
     Make,
+    Mend,
     Merge,
     Prepare,
     Store,
@@ -50,6 +53,7 @@ def add(turn: Turn, host: Host) -> None:
     """A host has an executor: start an agent there."""
     if host not in turn.query.nodes:
         _put(turn, Node(host, since=turn.query.now))
+        adaptation.nodes_changed(turn, lost=False)
         _prepare(turn, host)
 
 
@@ -69,6 +73,7 @@ def remove(turn: Turn, host: Host) -> None:
     )
     gone = {each.id: each for each in serving(query.slices.values()) if each.node == host}
     turn.change(nodes=left, suspects=query.suspects | gone.keys())
+    adaptation.nodes_changed(turn, lost=True)
     turn.tell("failure", host=host, slices=sorted(gone), instances=instances_of(gone.values()))
 
 
@@ -77,7 +82,9 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     match waiting.order, event:
         case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
             turn.forget_parts(host, found.parts)
-            _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now))
+            turn.find_fragments(host, found.parts)
+            prepared = turn.query.nodes[host].prepared
+            _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now, prepared=prepared))
             _drop_strangers(turn, host, found)
         case Inspect(host), Done(answer=Inspected() as found):
             _drop_strangers(turn, host, found)
@@ -103,6 +110,25 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
         case Inspect(host), Failed(reason=reason):
             turn.tell("node does not answer", host=host, reason=reason)
             unreachable(turn, host)
+
+
+def certain(turn: Turn, event: Done) -> Done | Failed:
+    """An answer without the holders of a part that may have lost it since the order was given.
+
+    They were lost meanwhile, or silent. If no other holder has the part, the order has failed.
+    """
+    part, nodes = event.answer, turn.query.nodes
+    if not isinstance(part, Part):
+        return event
+    doubtful = tuple(h for h in part.holders if h in nodes and nodes[h].prepared > event.order)
+    if not doubtful:
+        return event
+    left = part.at(*(host for host in part.holders if host not in doubtful))
+    if left is not None:
+        return Done(event.order, left)
+    if not turn.query.knows(part):  # as it is if it was mended
+        turn.send(Withdraw((), (part,)))
+    return Failed(event.order, f"{named(doubtful)} may have lost the part, as it was away")
 
 
 def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
@@ -138,7 +164,7 @@ def _strays(turn: Turn, host: Host, held: frozenset[str]) -> frozenset[str]:
     storing = [
         waiting.since
         for waiting in query.outstanding.values()
-        if isinstance(waiting.order, Store | Merge) and host in waiting.order.holders
+        if isinstance(waiting.order, Store | Mend | Merge) and host in waiting.order.holders
     ]
     if storing and min(storing) <= node.inspected_at:
         return frozenset()
@@ -147,13 +173,15 @@ def _strays(turn: Turn, host: Host, held: frozenset[str]) -> frozenset[str]:
 
 def _named(query: Query) -> set[str]:
     """The names of all parts that something in the query names."""
-    names = {part.name for of in query.inventory.values() for part in of.parts}
-    for published in query.published:
-        names |= {part.name for of in published.parts.values() for part in of}
+    parts = [part for of in query.inventory.values() for part in of.parts]
+    for published in query.manifests:
+        parts += [part for of in published.parts.values() for part in of]
     for waiting in query.outstanding.values():
         if isinstance(waiting.order, Make | Advance | Merge):
-            names |= {part.name for part in waiting.order.parts}
-    return names
+            parts += waiting.order.parts
+        elif isinstance(waiting.order, Mend):
+            parts.append(waiting.order.part)
+    return {part.name for part in parts} | {part.own_name for part in parts if part.owner}
 
 
 def _wanted_files(query: Query, found: Inspected) -> frozenset[str]:
@@ -238,11 +266,11 @@ def ask_for_more(turn: Turn) -> None:
 
 def _prepare(turn: Turn, host: Host) -> None:
     query, node = turn.query, turn.query.nodes[host]
-    parts = (p for each in query.published for of in each.parts.values() for p in of)
+    parts = (p for each in query.manifests for of in each.parts.values() for p in of)
     stored = (part for of in query.inventory.values() for part in of.parts)
     known = frozenset(p.name for p in (*parts, *stored) if host in p.holders)
-    _put(turn, replace(node, readiness=Readiness.PREPARING, known=known))
-    turn.order(Prepare(host), Owner.NODES)
+    number = turn.order(Prepare(host), Owner.NODES)
+    _put(turn, replace(node, readiness=Readiness.PREPARING, known=known, prepared=number))
 
 
 def _put(turn: Turn, node: Node) -> None:

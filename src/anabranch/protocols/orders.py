@@ -13,7 +13,7 @@ from typing import NewType
 from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.protocols.model import Host, Published, Routed, Slice, SliceId
 from anabranch.state.groups import KeyGroups
-from anabranch.state.part import Part
+from anabranch.state.part import COPIES, Part, Shape
 from anabranch.units import Version
 
 OrderId = NewType("OrderId", int)
@@ -130,6 +130,18 @@ class Store:
     holders: tuple[Host, ...]
     bytes: int = 0
     """The size of the table that it was captured of, as far as it is known."""
+    shape: Shape = COPIES
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """Make lost fragments of a part again, at other holders; answered by the part."""
+
+    part: Part
+    host: Host
+    """The node that makes them."""
+    holders: tuple[Host, ...]
+    """The ones that are to hold a fragment too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +153,7 @@ class Merge:
     groups: KeyGroups
     version: Version
     holders: tuple[Host, ...]
+    shape: Shape = COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +176,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Write the routing of operators and the nodes of their slices. It has no answer.
+    """Write the routing of operators and the nodes of their slices.
 
     Without it a restart restores all slices. Notes are written in the order of their orders.
     """
@@ -204,7 +217,8 @@ class Rewind:
 
 
 Answered = (
-    Make | Advance | Replay | Capture | Store | Merge | Publish | Prepare | Inspect | Rewind
+    Make | Advance | Replay | Capture | Store | Mend | Merge | Note | Publish | Prepare | Inspect
+    | Rewind
 )  # fmt: skip
 """Orders that are answered by Done or Failed."""
 
@@ -267,7 +281,7 @@ class Stop:
 
 
 Order = (
-    RunBatch | CancelBatch | Answered | Note | Withdraw | Drop | Trim | AskNodes | Wake
+    RunBatch | CancelBatch | Answered | Withdraw | Drop | Trim | AskNodes | Wake
     | Tell | End | Stop
 )  # fmt: skip
 
@@ -277,7 +291,9 @@ _BASE: Mapping[type, int] = {
     Replay: 600 * SECOND,
     Capture: 60 * SECOND,
     Store: 600 * SECOND,
+    Mend: 600 * SECOND,
     Merge: 600 * SECOND,
+    Note: 60 * SECOND,
     Publish: 60 * SECOND,
     Prepare: 60 * SECOND,
     Inspect: 15 * SECOND,
@@ -298,6 +314,8 @@ def patience(order: Answered) -> int:
     match order:
         case Make(_, parts) | Advance(_, parts) | Merge(_, parts):
             return base + _BYTE * sum(part.bytes for part in parts)
+        case Mend(part):
+            return base + _BYTE * part.bytes
         case Capture(bytes=size) | Store(bytes=size):
             return base + _BYTE * size
         case Replay(slices, upto):

@@ -22,6 +22,7 @@ from anabranch.protocols.model import (
     Routed,
     Slice,
     SliceId,
+    named,
     serving,
 )
 from anabranch.protocols.orders import (
@@ -29,13 +30,14 @@ from anabranch.protocols.orders import (
     Advance,
     Answered,
     Capture,
+    Captured,
     CommandId,
     Drop,
     End,
     Inspect,
     Make,
+    Mend,
     Merge,
-    Note,
     Order,
     OrderId,
     Prepare,
@@ -46,10 +48,12 @@ from anabranch.protocols.orders import (
     Withdraw,
     patience,
 )
+from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
+    from anabranch.protocols.adaptation import Observed
     from anabranch.protocols.checkpoint import Checkpoints
     from anabranch.protocols.events import Rebalance, Scale
     from anabranch.protocols.move import Move
@@ -71,8 +75,10 @@ class Owner(Enum):
     """The protocol that handles an answer."""
 
     NODES = "nodes"
+    NOTE = "note"
     CHECKPOINT = "checkpoint"
     MERGE = "merge"
+    MEND = "mend"
     MOVE = "move"
     RECOVERY = "recovery"
     RESTART = "restart"
@@ -90,6 +96,15 @@ class Outstanding:
     since: int
     """When the order was given."""
     deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unnoted:
+    """A command that was executed, and whose arrangement is not written yet."""
+
+    command: CommandId
+    arrangement: int
+    since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +165,22 @@ class Query:
     slices: Mapping[SliceId, Slice] = field(default_factory=dict)
     arrangement: int = 0
     """Changes whenever other slices serve, or slices serve other groups."""
+    noted: int = 0
+    """The arrangement that is written in the checkpoint folder."""
+    note_after: int = 0
+    """After a note that failed there is a pause."""
+    note_failures: int = 0
+    """The notes that failed in a row."""
+    unnoted: tuple[Unnoted, ...] = ()
+    """Commands that were executed, and end once the arrangement that they made is noted."""
     sizes: Mapping[SliceId, int] = field(default_factory=dict)
     """The bytes of tables, as the last batch reported them."""
     suspects: frozenset[SliceId] = frozenset()
     """Serving slices whose tables may be lost."""
     inventory: Mapping[str, Inventory] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
+    doubtful: tuple[Published, ...] = ()
+    """Versions that may exist: they are being published, or that failed."""
     unreadable: tuple[Version, ...] = ()
     """Versions whose manifests are damaged, and still there."""
     committed: Version = NO_VERSION
@@ -164,12 +189,18 @@ class Query:
     oldest_offsets: int = 0
     trimmed: Mapping[str, Version] = field(default_factory=dict)
     batch: Batch | None = None
+    idle_since: int = 0
+    """When the last batch ended. Spark asks for the next one a moment later, if it has one."""
     outstanding: Mapping[OrderId, Outstanding] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
+    observed: Observed | None = None
+    """What was measured, where fragments adapt to it."""
     moves: Mapping[CommandId, Move] = field(default_factory=dict)
     waiting: tuple[Scale | Rebalance, ...] = ()
     merge_after: int = 0
     """Slices are not merged before this time, after a merge has failed."""
+    mend_after: int = 0
+    """Parts are not mended before this time, after that has failed."""
     recovery: Recovery | None = None
     restart: Restart | None = None
     reads: tuple[Read, ...] = ()
@@ -210,6 +241,9 @@ class Query:
         found = [moving.change for moving in self.moves.values()]
         found += [each.change for each in self.reads if not each.handed_out]
         found += [node.change for node in self.nodes.values() if not node.is_ready]
+        if self.unnoted:
+            why, step = "a command has changed it", "writing it to the checkpoint folder"
+            found.append(Change("note", "arrangement", why, step, self.unnoted[0].since))
         if self.recovery is not None:
             found.append(self.recovery.change)
         if self.restart is not None:
@@ -227,6 +261,11 @@ class Query:
                 why = f"a chain of {len(merge.parts)} parts has become long"
                 step = f"merging parts of slice {merge.slice.id}"
                 found.append(Change("merge", merge.slice.operator, why, step, waiting.since))
+            elif isinstance(waiting.order, Mend):
+                why = f"{waiting.order.part.name} has lost fragments"
+                step = f"making new ones at {named(waiting.order.holders)}"
+                what = waiting.order.part.operator
+                found.append(Change("mend", what, why, step, waiting.since))
         return tuple(found)
 
     @property
@@ -240,7 +279,13 @@ class Query:
         An alive node counts even while its agent is starting.
         """
         hosts = frozenset(self.nodes) if nodes is None else nodes
-        return self.inventory[operator].usable(self.policies.backup, hosts)
+        return self.inventory[operator].usable(hosts)
+
+    @property
+    def manifests(self) -> tuple[Published, ...]:
+        """The versions that are published, and those that may be, oldest first."""
+        found = (*self.published, *self.doubtful)
+        return tuple(sorted(found, key=lambda each: each.version)) if self.doubtful else found
 
     @property
     def named_files(self) -> frozenset[str]:
@@ -250,27 +295,23 @@ class Query:
         return frozenset([*stored, *(c.file for each in self.reads for c in each.captured)])
 
     def knows(self, part: Part) -> bool:
-        """Whether a part is in the inventory, or named by a published version."""
-        of = [manifest.parts.get(part.operator, ()) for manifest in self.published]
+        """Whether a part is in the inventory, or named by a manifest."""
+        of = [manifest.parts.get(part.operator, ()) for manifest in self.manifests]
         known = (self.inventory[part.operator].parts, *of)
         return any(part.name == each.name for parts in known for each in parts)
 
-    def anchors(self) -> dict[SliceId, Version]:
-        """For each serving slice the version from which it would be recovered.
+    def anchors(self, usable: Mapping[str, frozenset[str]]) -> dict[str, dict[Version, KeyGroups]]:
+        """The versions from which parts with these names would recover all groups of operators.
 
         Rows that an operator sends may be lost with it. So it is not recovered from a later version
         than the operators that receive them.
         """
-        anchors: dict[SliceId, Version] = {}
-        oldest: dict[str, Version] = {}
-        for name in reversed(list(self.operators)):
-            usable, mine = self.usable(name), list(serving(self.slices.values(), name))
-            behind = [oldest[n] for n in oldest if name in self.operators[n].before]
+        anchors: dict[str, dict[Version, KeyGroups]] = {}
+        for name, plan in reversed(list(self.operators.items())):
+            behind = [min(anchors[n]) for n in anchors if name in self.operators[n].before]
             upto = min([self.committed, *behind])
-            for each in mine:
-                found = self.inventory[name].newest(each.groups, usable, upto)
-                anchors[each.id] = NO_VERSION if found is None else found
-            oldest[name] = min((anchors[each.id] for each in mine), default=self.committed)
+            everything = KeyGroups.all(plan.key_groups)
+            anchors[name] = self.inventory[name].lots(everything, usable[name], upto)
         return anchors
 
     def size(self, each: Slice) -> int:
@@ -280,10 +321,16 @@ class Query:
             return known
         return sum(p.bytes for p in self.inventory[each.operator].parts if p.groups & each.groups)
 
+    def surviving(self, each: Slice) -> frozenset[str]:
+        """The names of the parts that a slice can be recovered from when its node is lost."""
+        inventory, nodes = self.inventory[each.operator], frozenset(self.nodes)
+        return inventory.surviving(self.policies.backup, each.node, nodes)
+
     def protected(self, each: Slice) -> Version | None:
-        """The newest version of a slice that survives the loss of its own node, if any."""
-        safe = self.usable(each.operator, frozenset(self.nodes.keys() - {each.node}))
-        return self.inventory[each.operator].newest(each.groups, safe)
+        """The oldest version from which a slice is recovered if its own node is lost, if it can."""
+        safe = self.surviving(each)
+        oldest = min(self.inventory[each.operator].lots(each.groups, safe, self.committed))
+        return None if oldest == NO_VERSION else oldest
 
     def holders(self, each: Slice) -> tuple[Host, ...]:
         """The nodes that store the parts of a slice."""
@@ -292,6 +339,12 @@ class Query:
         senders = {s.node for s in serving(self.slices.values()) if s.operator in before} & nodes
         key = f"{each.operator}/{each.id}"
         return self.policies.backup.holders(each.node, key, nodes, senders)
+
+    def store(self, captured: Captured, each: Slice) -> Store:
+        """The order to store what was captured for a slice."""
+        holders = self.holders(each)
+        size = self.size(self.slices[captured.slice])
+        return Store(captured, holders, size, self.policies.backup.shape(len(holders)))
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant of the state is violated."""
@@ -373,6 +426,7 @@ class Turn:
         self.change(stopped=reason)
         reads = [each for each in query.reads if not each.handed_out]
         commands = [each.command for each in (*query.waiting, *query.moves.values(), *reads)]
+        commands += [each.command for each in query.unnoted]
         if query.checkpoints is not None:
             commands += query.checkpoints.open
         for command in commands:
@@ -422,10 +476,8 @@ class Turn:
         self.change(slices=kept, suspects=self.query.suspects - ids)
 
     def arrange(self, routed: Mapping[str, Routed]) -> None:
-        """Record that other slices serve from now on."""
+        """Record that other slices serve from now on; it is noted with the next step."""
         self.change(routed=routed, arrangement=self.fence())
-        slices = tuple(serving(self.query.slices.values()))
-        self.send(Note(self.query.arrangement, routed, slices))
 
     def forget_parts(self, host: Host, has: frozenset[str]) -> None:
         """Record that of the parts which a node was known to hold it has only these.
@@ -439,23 +491,24 @@ class Turn:
         def keep(part: Part) -> Part | None:
             if host not in part.holders or not lacks(part):
                 return part
-            left = tuple(holder for holder in part.holders if holder != host)
-            return replace(part, holders=left) if left else None
+            return part.at(*(holder for holder in part.holders if holder != host))
 
-        inventory, published = dict(self.query.inventory), list[Published]()
+        inventory = dict(self.query.inventory)
+        published, doubtful = list[Published](), list[Published]()
         gone: list[Version] = []
         for name, of in inventory.items():
             kept = [keep(part) for part in of.parts]
             if any(now is not before for now, before in zip(kept, of.parts, strict=True)):
                 inventory[name] = Inventory(part for part in kept if part is not None)
-        for each in self.query.published:
+        for each in self.query.manifests:
             parts = {name: [keep(part) for part in of] for name, of in each.parts.items()}
             if all(part is not None for of in parts.values() for part in of):
                 whole = {name: tuple(p for p in of if p) for name, of in parts.items()}
-                published.append(Published(each.version, whole))
+                exists = each in self.query.published
+                (published if exists else doubtful).append(Published(each.version, whole))
             else:
                 gone.append(each.version)
-        self.change(inventory=inventory, published=tuple(published))
+        self.change(inventory=inventory, published=tuple(published), doubtful=tuple(doubtful))
         if gone:  # before anything deletes its other parts
             self.send(Withdraw(tuple(gone), ()))
 
@@ -472,6 +525,37 @@ class Turn:
             self.change(inventory=inventory)
         self.tell("part damaged", part=name)
 
+    def find_fragments(self, host: Host, has: Collection[str]) -> None:
+        """Record that a node has fragments of parts which it was not known to hold.
+
+        The manifest that a driver begins with tells where they were stored at first.
+        """
+
+        def found(part: Part) -> Part:
+            new = part.needed > 1 and part.name in has and host not in part.holders
+            return replace(part, holders=(*part.holders, host)) if new else part
+
+        self._replace_parts(found)
+
+    def replace_part(self, part: Part) -> None:
+        """Record that a part has other holders."""
+        self._replace_parts(lambda each: part if each.name == part.name else each)
+
+    def _replace_parts(self, by: Callable[[Part], Part]) -> None:
+        for name, of in self.query.inventory.items():
+            parts = [by(part) for part in of.parts]
+            if any(new is not old for new, old in zip(parts, of.parts, strict=True)):
+                self.change(inventory={**self.query.inventory, name: Inventory(parts)})
+
+        def renewed(published: Published) -> Published:
+            parts = {name: tuple(map(by, of)) for name, of in published.parts.items()}
+            return Published(published.version, parts)
+
+        published, doubtful = self.query.published, self.query.doubtful
+        self.change(
+            published=tuple(map(renewed, published)), doubtful=tuple(map(renewed, doubtful))
+        )
+
     def add_part(self, part: Part) -> None:
         """Record that a part is at its holders."""
         inventory = self.query.inventory
@@ -487,6 +571,8 @@ def node_of(order: Answered) -> Host | None:
             return slice.node
         case Store(captured):
             return captured.node
+        case Mend(_, host):
+            return host
         case Prepare(host) | Inspect(host):
             return host
         case _:

@@ -34,10 +34,12 @@ from anabranch.protocols.query import DESERTED, Outstanding, Owner, Query, Turn
 from anabranch.state.groups import KeyGroups
 from anabranch.units import NO_VERSION, Version
 
+_Lots = dict[str, dict[Version, KeyGroups]]
+"""For each operator the versions from which lost groups are recovered."""
 _HOLDERS = 30 * SECOND
 """So long nodes are waited for that hold newer parts than others do."""
 _REPLAYS = 3
-"""Replays that may fail, with no node lost, before the query goes back to a published version."""
+"""Replays from the same versions that may fail before the query goes back to a published one."""
 
 
 class Phase(Enum):
@@ -56,13 +58,15 @@ class Recovery:
     since: int
     phase: Phase = Phase.INSPECT
     lost: frozenset[SliceId] = frozenset()
-    """The new slices."""
+    """The slices that are replaced."""
     made: tuple[Slice, ...] = ()
     """The new slices in their place."""
     routed: Mapping[str, Routed] = field(default_factory=dict)
     """How operators are divided once these serve."""
+    tried: _Lots | None = None
+    """The versions from which groups were recovered last."""
     replays: int = 0
-    """How many replays have failed."""
+    """How many replays from these have failed."""
     attempts: Attempts = NONE_YET
     not_before: int = 0
     waits_for: str | None = None
@@ -145,6 +149,7 @@ def _again(turn: Turn, reason: str, failed: Failed | None = None, replays: int =
         recovery=Recovery(
             recovery.since,
             Phase.PREPARE,
+            tried=recovery.tried,
             replays=recovery.replays + replays,
             attempts=attempts,
             not_before=later,
@@ -164,23 +169,28 @@ def _plan(turn: Turn) -> None:
         return
     if query.now < recovery.not_before:
         return
-    turn.change(recovery=replace(recovery, phase=Phase.PREPARE, waits_for=None))
+    recovery = replace(recovery, phase=Phase.PREPARE, waits_for=None)
+    turn.change(recovery=recovery)
     if not query.ready:
         turn.wait_for_any_node()
         return
-    now = _versions(query, lost, query.ready)
-    here = _versions(query, lost, frozenset(query.nodes))
+    now = _lots(query, lost, query.ready)
+    here = _lots(query, lost, frozenset(query.nodes))
     waited = query.now >= recovery.since + _HOLDERS
-    is_newer = here is not None and (now is None or sum(here.values()) > sum(now.values()))
+    is_newer = here is not None and (now is None or _age(here) > _age(now))
     if is_newer and (now is None or not waited):
         starting = named(query.nodes.keys() - query.ready)
         _wait(turn, f"waiting for the agents of {starting}", recovery.since + _HOLDERS)
         return
-    if now is not None and recovery.replays < _REPLAYS:
+    # Of newer parts, or of more lost slices, a replay may succeed: senders that are lost too make
+    # the rows again that it did not find.
+    replays = recovery.replays if now == recovery.tried else 0
+    if now is not None and replays < _REPLAYS:
+        turn.change(recovery=replace(recovery, tried=now, replays=replays))
         _make(turn, lost, now)
         return
     known = _holders(query)
-    some_may_come = now is None and _versions(query, lost, known) is not None
+    some_may_come = now is None and _lots(query, lost, known) is not None
     absent = sorted(known - query.nodes.keys()) if some_may_come else []
     if absent and query.now < recovery.since + DESERTED:
         what = f"waiting for nodes {named(absent)}, which may hold backups"
@@ -217,50 +227,38 @@ def _holders(query: Query) -> frozenset[Host]:
     return frozenset(query.nodes).union(*(part.holders for part in parts))
 
 
-def _versions(
-    query: Query, lost: list[Slice], nodes: frozenset[Host]
-) -> dict[SliceId, Version] | None:
-    """The version at which each lost slice can be made, if all can.
+def _lots(query: Query, lost: list[Slice], nodes: frozenset[Host]) -> _Lots | None:
+    """The versions at which lost groups can be made, if all can, and be replayed from there.
 
     If an operator and one that receives its rows are both lost, the first makes these rows again.
     So it must not be made at a later version than the second. Rows sent up to the version must
-    not be needed. Slices of an operator that begin at the same version are replayed in one
-    job, so all of them begin at the oldest of their versions where all can.
+    not be needed. Slices of an operator that begin at the same version are replayed in one job.
     """
-    versions: dict[SliceId, Version] = {}
-    oldest: dict[str, Version] = {}
+    lots: _Lots = {}
     for name in reversed(list(query.operators)):
-        mine = [each for each in lost if each.operator == name]
-        behind = [at for other, at in oldest.items() if name in query.operators[other].before]
-        upto = min([query.committed, *behind])
-        usable = query.usable(name, nodes)
-        found = {each.id: _newest(query, name, each.groups, usable, upto) for each in mine}
-        reached = [version for version in found.values() if version is not None]
-        if len(reached) < len(mine):
-            return None
-        if not mine:
+        groups = _groups(each for each in lost if each.operator == name)
+        if not groups:
             continue
-        oldest[name] = min(reached)
-        if _newest(query, name, _groups(mine), usable, oldest[name]) == oldest[name]:
-            reached = [oldest[name]] * len(mine)
-        versions |= zip(found, reached, strict=True)
-        if oldest[name] < query.committed and not query.policies.replays:
+        behind = [min(lots[other]) for other in lots if name in query.operators[other].before]
+        upto = min([query.committed, *behind])
+        found = query.inventory[name].lots(groups, query.usable(name, nodes), upto)
+        trimmed = query.trimmed.get(name, NO_VERSION)
+        if query.policies.begins_empty and NO_VERSION in found:
+            empty = found.pop(NO_VERSION)
+            found[trimmed] = found.get(trimmed, KeyGroups()) | empty
+        oldest = min(found)
+        if oldest < trimmed or (oldest < query.committed and not query.policies.replays):
             return None
-    return versions
+        lots[name] = found
+    return lots
 
 
-def _newest(
-    query: Query, name: str, groups: KeyGroups, usable: frozenset[str], upto: Version
-) -> Version | None:
-    """The newest version at which groups can be made, and from which they can be replayed."""
-    trimmed = query.trimmed.get(name, NO_VERSION)
-    found = query.inventory[name].newest(groups, usable, upto)
-    if found is None and (query.policies.begins_empty or trimmed == NO_VERSION):
-        return trimmed
-    return found if found is not None and found >= trimmed else None
+def _age(lots: _Lots) -> int:
+    """The versions of all groups in sum: of two lots of the same groups the newer has more."""
+    return sum(at * len(groups) for of in lots.values() for at, groups in of.items())
 
 
-def _make(turn: Turn, lost: list[Slice], versions: dict[SliceId, Version]) -> None:
+def _make(turn: Turn, lost: list[Slice], lots: _Lots) -> None:
     query = turn.query
     routed = dict(query.routed)
     made: list[Slice] = []
@@ -275,11 +273,8 @@ def _make(turn: Turn, lost: list[Slice], versions: dict[SliceId, Version]) -> No
     hosts = _place(query, routed, lost)
     for name in operators:
         routed[name] = Routed(routed[name].routing, hosts[name])
-        mine = [each for each in lost if each.operator == name]
-        begin = {versions[each.id] for each in mine}
-        lots = {at: _groups(s for s in mine if versions[s.id] == at) for at in sorted(begin)}
         for instance, owned in enumerate(routed[name].routing.owners):
-            for at, gone in lots.items():
+            for at, gone in lots[name].items():
                 if owned & gone:
                     node, groups = hosts[name][instance], owned & gone
                     fresh = Slice(

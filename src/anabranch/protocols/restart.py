@@ -99,6 +99,7 @@ def take_over(turn: Turn, facts: Facts) -> None:
         # that a batch has run with. Whether they are at the last version is seen from the tables.
         slices=facts.slices if facts.noted >= facts.arrangement else {},
         arrangement=max(facts.noted, facts.arrangement),
+        noted=facts.noted,
         inventory=inventory,
         published=facts.published,
         unreadable=facts.unreadable,
@@ -310,11 +311,11 @@ def _lost(query: Query, target: Version, now: Published | None, best: Published 
 
 def _newest(query: Query, restart: Restart, nodes: frozenset[Host] | None) -> Published | None:
     """The newest version whose parts these nodes have; with None, any nodes that may yet come."""
-    for published in reversed(query.published):
+    for published in reversed(query.manifests):
         if published.version > restart.target or published.version in restart.damaged:
             continue
         parts = [part for of in published.parts.values() for part in of]
-        if nodes is None or all(query.policies.backup.available(p, nodes) for p in parts):
+        if nodes is None or all(p.available(nodes) for p in parts):
             return published
     return None
 
@@ -392,7 +393,7 @@ def _finish(turn: Turn) -> None:
         committed=restart.start,
         delivered=Version(max(restart.target, query.delivered)),
         oldest_offsets=query.oldest,
-        inventory=_inventory(query, query.published),
+        inventory=_inventory(query, query.manifests),
         trimmed=dict.fromkeys(query.operators, restart.start),
     )
     turn.arrange(restart.routed)
@@ -403,12 +404,13 @@ def _finish(turn: Turn) -> None:
 def _withdraw_after(turn: Turn, version: Version) -> None:
     """Delete the manifests of all later versions, those that cannot be read among them."""
     query = turn.query
-    later = [p.version for p in query.published if p.version > version]
+    later = [p.version for p in query.manifests if p.version > version]
     later += [each for each in query.unreadable if each > version]
     if later:
         turn.send(Withdraw(tuple(sorted(later)), ()))
     turn.change(
         published=tuple(p for p in query.published if p.version <= version),
+        doubtful=tuple(p for p in query.doubtful if p.version <= version),
         unreadable=tuple(each for each in query.unreadable if each <= version),
     )
 

@@ -62,9 +62,10 @@ class Query:
         of as soon as the previous batch ends. ``available_now`` stops the query after the rows
         that are available at the start.
 
-        On a cluster ``backup`` may be :class:`~anabranch.Upstream`. ``placement`` says how many
-        nodes are kept idle, ``movement`` how lost state is recovered, and over how many instances.
-        ``tls`` encrypts the traffic between nodes.
+        On a cluster ``backup`` may be :class:`~anabranch.Upstream` or
+        :class:`~anabranch.Fragments`. ``placement`` says how many nodes are kept idle, ``movement``
+        how lost state is recovered, and over how many instances. ``tls`` encrypts the traffic
+        between nodes.
 
         ``state_folder`` is the folder of live state. The default is in shared memory; give a
         folder on a disk for state that is larger than memory.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
@@ -15,6 +17,12 @@ from anabranch.worker.packing import Batches
 
 def column(name: str) -> Column:
     """The column of exactly this name."""
+    return _column(name, SparkContext._jvm)
+
+
+@lru_cache(1024)
+def _column(name: str, jvm: object) -> Column:
+    # Kept, because py4j calls a JVM eight times to make one, and every batch needs all columns.
     return F.col("`" + name.replace("`", "``") + "`")
 
 

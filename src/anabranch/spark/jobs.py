@@ -1,8 +1,9 @@
-"""Which jobs were run on behalf of something, whether one of them failed, and what still runs."""
+"""Jobs that were run on behalf of something: cancelling them, failures, and what still runs."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 from pyspark import SparkContext
 
 _PATIENCE, _LOOK_SECONDS = 10.0, 0.005
+_CANCEL_SECONDS = 0.05
 _numbers = itertools.count()
 
 
@@ -20,6 +22,28 @@ class Jobs:
     def __init__(self, context: SparkContext, tag: str) -> None:
         self._context = context
         self._tag = tag
+        self._over = threading.Event()
+        self._cancelling: threading.Thread | None = None
+
+    def cancel(self) -> None:
+        """Cancel these jobs, and those that are started later. Does not wait."""
+        if self._cancelling is None:
+            self._cancelling = threading.Thread(
+                target=self._cancel, name="anabranch-cancel", daemon=True
+            )
+            self._cancelling.start()
+
+    def _cancel(self) -> None:
+        while not self._over.is_set():
+            # Again and again: a job may have been about to start.
+            self._context.cancelJobsWithTag(self._tag)
+            self._over.wait(_CANCEL_SECONDS)
+
+    def end(self) -> None:
+        """No job is started any more."""
+        self._over.set()
+        if self._cancelling is not None:
+            self._cancelling.join()
 
     def any_failed(self) -> bool:
         """Whether one of them failed, even if its error was caught."""
@@ -73,7 +97,9 @@ def tagged(context: SparkContext) -> Iterator[Jobs]:
     """Record the jobs that this thread starts in the block."""
     tag = f"anabranch-jobs-{next(_numbers)}"
     context.addJobTag(tag)
+    jobs = Jobs(context, tag)
     try:
-        yield Jobs(context, tag)
+        yield jobs
     finally:
+        jobs.end()
         context.removeJobTag(tag)

@@ -44,7 +44,8 @@ class SparkLogs:
         self._flushed: dict[int, int] = {}
         """The last entry of each source's log that is known to be flushed."""
         self._reachable = False
-        """Whether the folders that lead here are known to be flushed."""
+        """Whether what Spark makes once, at the start of its query, is known to be flushed, and the
+        folders that lead here."""
 
     def committed(self) -> Version:
         """The last batch that Spark has committed."""
@@ -135,16 +136,24 @@ class SparkLogs:
                 if number > since:
                     self._flush_with_sums(path)
             flush(self._source(source))
-            flush(posixpath.dirname(self._source(source)))
+            if source not in self._flushed:
+                flush(posixpath.dirname(self._source(source)))
             self._flushed[source] = entry
-        for path in (self._path("offsets", version), posixpath.join(self._root, "metadata")):
-            if self._exists(path):
-                self._flush_with_sums(path)
+        offsets = self._path("offsets", version)
+        if self._exists(offsets):
+            self._flush_with_sums(offsets)
         flush(posixpath.join(self._root, "offsets"))
-        flush(self._root)
         if not self._reachable:
-            flush_ancestors(self._root)
-            self._reachable = True
+            self._flush_lasting()
+
+    def _flush_lasting(self) -> None:
+        """Flush what Spark makes once, at the start of its query, and what leads to it."""
+        metadata = posixpath.join(self._root, "metadata")
+        if self._exists(metadata):
+            self._flush_with_sums(metadata)
+        flush(self._root)
+        flush_ancestors(self._root)
+        self._reachable = True
 
     def newest_offsets(self, version: Version) -> dict[Version, str]:
         """The offsets that Spark needs to resume after a batch: its own, and those before."""
@@ -156,6 +165,8 @@ class SparkLogs:
 
         ``offsets`` are the :meth:`newest_offsets` of that batch.
         """
+        # What is removed here, Spark makes anew.
+        self._flushed, self._reachable = {}, False
         for log in ("commits", "offsets"):
             for before in self._versions(log):
                 if not self._survived(self._path(log, before)):

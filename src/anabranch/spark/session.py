@@ -134,9 +134,9 @@ def tune(spark: SparkSession, *, narrow: bool, local: bool, partitions: int | No
         spark.conf.set(_PARTITIONS, partitions)
     # A transform that can be seen to give no rows would take the operator after it out of the plan.
     rules = spark.conf.get(_EXCLUDED_RULES, None)
-    spark.conf.set(
-        _EXCLUDED_RULES, f"{rules},{_NOTHING_FROM_NOTHING}" if rules else _NOTHING_FROM_NOTHING
-    )
+    excluded = rules.split(",") if rules else []
+    if _NOTHING_FROM_NOTHING not in excluded:
+        spark.conf.set(_EXCLUDED_RULES, ",".join([*excluded, _NOTHING_FROM_NOTHING]))
     # An adaptive plan would coalesce partitions that are instances of an operator.
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     # A limit in bytes makes Spark add up the size of the batch after every row, which takes a

@@ -1,7 +1,10 @@
 """Routing: from a keyed DataFrame to one partition per instance, in a repeatable order."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -80,8 +83,15 @@ def sent_to(addressed: DataFrame, partitions: int) -> DataFrame:
 
 
 def _literals(numbers: Sequence[int]) -> Column:
-    # As text: a column for each number would be a call to the JVM for each of 128 groups.
-    return F.expr(f"array({', '.join(str(int(number)) for number in numbers)})")
+    # One value instead of a column for each of 128 groups: Spark analyses and optimizes the plan of
+    # every batch, which takes as long as all columns in it. As text, because py4j calls the JVM for
+    # each element of an array.
+    context = SparkContext._active_spark_context
+    assert context is not None
+    jvm: Any = context._jvm
+    kind = jvm.java.lang.Class.forName("[I")
+    text = json.dumps([int(number) for number in numbers])
+    return F.lit(jvm.com.fasterxml.jackson.databind.ObjectMapper().readValue(text, kind))
 
 
 def both_sides(frames: Sequence[DataFrame], keys: Sequence[Sequence[str]]) -> DataFrame:

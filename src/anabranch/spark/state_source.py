@@ -10,9 +10,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from anabranch.errors import CheckpointNotFound, PlanError
+from anabranch.nodes.standing.client import SILENCE
+from anabranch.nodes.standing.store import with_key
 from anabranch.spark.types import spark_rows, spark_schema
 from anabranch.state.groups import KeyGroups, assign
-from anabranch.stores import Manifest, open_checkpoints, read_state, state_schema
+from anabranch.stores import (
+    Manifest,
+    StoreAddress,
+    files_of,
+    open_checkpoints,
+    open_manifests,
+    read_state,
+    state_schema,
+)
 from anabranch.units import Version
 
 
@@ -37,8 +47,12 @@ class StateSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader with one partition per instance that took the checkpoint."""
+        open_checkpoints(self._uri())  # that nobody can read them is said before a job starts
         manifest, operator = self._found()
-        return _Reader(self._uri(), manifest.version, operator, _pieces(manifest, operator))
+        # Executors need no copy of a ring's file.
+        store = with_key(files_of(self._uri()), epoch=0, silence=SILENCE)
+        pieces = _pieces(manifest, operator)
+        return _Reader(self._uri(), store, manifest.version, operator, pieces)
 
     def _uri(self) -> str:
         path = self.options.get("path")
@@ -49,7 +63,7 @@ class StateSource(DataSource):
         return path
 
     def _found(self) -> tuple[Manifest, str]:
-        manifests, _ = open_checkpoints(self._uri())
+        manifests = open_manifests(self._uri())
         asked = self.options.get("version")
         if asked is not None and not asked.isdigit():
             raise PlanError(f"anabranch.state: version={asked!r} is not the number of a batch")
@@ -80,6 +94,7 @@ class _Piece(InputPartition):
 @dataclass
 class _Reader(DataSourceReader):
     uri: str
+    store: StoreAddress
     version: Version
     operator: str
     pieces: tuple[KeyGroups, ...]
@@ -89,6 +104,6 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Piece)
-        manifests, store = open_checkpoints(self.uri)
-        rows = read_state(store, manifests.get(self.version), self.operator, partition.groups)
+        manifest = open_manifests(self.uri).get(self.version)
+        rows = read_state(self.store.open(), manifest, self.operator, partition.groups)
         yield from spark_rows(rows).to_batches()

@@ -1,14 +1,15 @@
 """The short, synchronous part of a checkpoint: rows copied out of a table at a version.
 
-A :class:`Capture` shares no memory with the table it was taken from, so that the next batch can
-change the table while the capture is written and sent away.
+A :class:`TableCapture` copies them into a file, some at a time. Neither that nor a :class:`Capture`
+shares memory with the table, so that the next batch can change it while they are stored.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,9 +29,8 @@ Array = npt.NDArray[Any]
 
 HASH, GROUP, DELETED, TIMER = "__hash", "__group", "__deleted", "__timer"
 
-_CHUNK = 1 << 18
-"""Rows gathered at a time: so few that memory for them, once used, is used again each time. The
-offsets of Arrow's strings are good for 2 GiB each time."""
+_CHUNK_ROWS, _CHUNK_BYTES = 1 << 18, 1 << 25
+"""Rows gathered at a time: so few that memory for them, once used, is used again each time."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,12 @@ class CheckpointSchema:
 
 
 @dataclass(frozen=True)
-class Capture:
-    """The state of some key groups of an operator at a version, in full or what changed.
+class CaptureInfo:
+    """All of a capture but its rows.
 
     ``base`` is None for a full capture. Otherwise the rows are those that changed since that
     version, deleted ones included: they have only a key, and their ``__deleted`` is set.
-    ``groups`` are the groups captured, also those without rows. Rows are in the order of the table:
-    to gather them in that of their groups would take three times as long, in the one part of a
-    checkpoint that a batch waits for.
+    ``groups`` are the groups captured, also those without rows.
     """
 
     operator: str
@@ -138,6 +136,12 @@ class Capture:
     base: Version | None
     groups: KeyGroups
     schema: CheckpointSchema
+
+
+@dataclass(frozen=True)
+class Capture(CaptureInfo):
+    """The state of some key groups of an operator at a version, in full or what changed."""
+
     rows: pa.Table
 
     def __repr__(self) -> str:
@@ -146,6 +150,10 @@ class Capture:
             f"Capture({self.operator}[{self.instance}] at {self.version}, {kind}, "
             f"groups {self.groups}, {self.rows.num_rows} rows)"
         )
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, some at a time."""
+        yield from self.rows.to_batches()
 
     def select(self, groups: KeyGroups) -> Capture:
         """The same capture without the groups that are not in the set."""
@@ -160,6 +168,69 @@ class Capture:
         return cast(Array, self.rows.column(self.schema.key_count + 2).to_numpy())
 
 
+@dataclass(frozen=True)
+class TableCapture(CaptureInfo):
+    """A capture whose rows are copied from a table while they are written, some at a time.
+
+    They are in the order of the table: to gather them in that of their groups would take three
+    times as long, in the one part of a checkpoint that a batch waits for.
+    """
+
+    table: StateTable = field(repr=False)
+    whole: bool
+    """Whether the table has rows of no other groups, apart from those that it sheds."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they are in the table now, some at a time."""
+        if self.base is None:
+            yield from self._of(self.table.live_pieces(_CHUNK_ROWS), deleted=False)
+            return
+        changed, gone = self.table.dirty()
+        yield from self._of([changed], deleted=False)
+        yield from self._of([gone], deleted=True)
+
+    def _of(self, pieces: Iterable[Array], *, deleted: bool) -> Iterator[pa.RecordBatch]:
+        row = self.table.bytes // max(1, self.table.count)
+        most = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // max(1, row)))
+        held = np.empty(0, np.int64)
+        for piece in pieces:
+            some = piece
+            if not self.whole or self.table.mixed:
+                some = self.table.of_groups(piece, self.groups)
+            held = np.concatenate([held, some]) if len(held) else some
+            while len(held) >= most:
+                yield _gather(self.table, self.schema, held[:most], deleted)
+                held = held[most:]
+        if len(held):
+            yield _gather(self.table, self.schema, held, deleted)
+
+
+def capturing(
+    table: StateTable,
+    operator: str,
+    instance: int,
+    *,
+    groups: KeyGroups,
+    base: Version | None,
+    whole: bool = False,
+) -> TableCapture:
+    """The rows of some groups at the version a table is in, or those changed since ``base``.
+
+    ``base`` must be the version at which the table was last marked clean, or None for all rows;
+    :class:`~anabranch.errors.StateError` otherwise. ``whole`` says that the table has rows of no
+    other groups, apart from those that it sheds. The table is not marked clean by this, and must
+    not change until the rows are copied.
+    """
+    if base is not None and table.clean_since != base:
+        raise StateError(
+            f"what changed since version {base} cannot be captured: the state table in "
+            f"{table.folder} knows only what changed since version {table.clean_since}"
+        )
+    version = table.version if table.unfinished is None else table.unfinished
+    schema = CheckpointSchema.of(table.layout)
+    return TableCapture(operator, instance, version, base, groups, schema, table, whole)
+
+
 def capture(
     table: StateTable,
     operator: str,
@@ -169,36 +240,10 @@ def capture(
     base: Version | None,
     whole: bool = False,
 ) -> Capture:
-    """Copy the rows of some groups at the version a table is in, or those changed since ``base``.
-
-    ``base`` must be the version at which the table was last marked clean, or None for all rows;
-    :class:`~anabranch.errors.StateError` otherwise. ``whole`` says that the table has rows of no
-    other groups, apart from those that it sheds. The table is not marked clean by this.
-    """
-    if base is not None and table.clean_since != base:
-        raise StateError(
-            f"what changed since version {base} cannot be captured: the state table in "
-            f"{table.folder} knows only what changed since version {table.clean_since}"
-        )
-    schema = CheckpointSchema.of(table.layout)
-    rows, gone = (table.live(), np.empty(0, np.int64)) if base is None else table.dirty()
-    parts = [(rows, False), (gone, True)]
-    if not whole or table.mixed:
-        parts = [(table.of_groups(some, groups), deleted) for some, deleted in parts]
-    batches = [
-        _gather(table, schema, some[first : first + _CHUNK], deleted)
-        for some, deleted in parts
-        for first in range(0, len(some), _CHUNK)
-    ]
-    return Capture(
-        operator,
-        instance,
-        table.version if table.unfinished is None else table.unfinished,
-        base,
-        groups,
-        schema,
-        pa.Table.from_batches(batches, schema.arrow()),
-    )
+    """Copy the rows of :func:`capturing` into memory."""
+    of = capturing(table, operator, instance, groups=groups, base=base, whole=whole)
+    rows = pa.Table.from_batches(list(of.batches()), of.schema.arrow())
+    return Capture(operator, instance, of.version, base, groups, of.schema, rows)
 
 
 def _gather(

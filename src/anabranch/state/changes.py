@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,13 +39,13 @@ class Changes:
         self._storage = storage
         self._track_dirty = track_dirty
         self._begun = counters.tick
-        self._rows: list[Array] = []
+        self._rows: list[Array | range] = []
         self._dirty: tuple[Array, Array] | None = None
         """What :meth:`dirty` found, as long as that is so."""
 
     def rows(self) -> Array:
         """The touched rows, in the order of their first changes."""
-        return np.concatenate([*self._rows, np.empty(0, np.int64)])
+        return _joined(self._rows)
 
     def touch(self, rows: Array) -> None:
         """Write the before-images of these rows, and mark them as changed."""
@@ -96,7 +96,7 @@ class Changes:
             storage.reset(slice(first, counters.rows))
             storage.marks[first : counters.rows] = counters.tick
             rows = np.arange(first, counters.rows)
-            self._rows.append(rows)
+            self._rows.append(range(first, counters.rows))  # there may be very many
             self._add_dirty(rows)
         return rows
 
@@ -225,10 +225,14 @@ def _number_of(groups: KeyGroups) -> int:
     return xxhash.xxh3_64_intdigest(str(groups).encode()) >> 1
 
 
-def _in_order(parts: list[Array], of_keys: Array) -> Array:
+def _joined(parts: Sequence[Array | range]) -> Array:
+    return np.concatenate([*map(np.asarray, parts), np.empty(0, np.int64)])
+
+
+def _in_order(parts: Sequence[Array | range], of_keys: Array) -> Array:
     """Rows in the order in which their keys came: whether a row was dead before is of no account,
     as it may be dead in one table and not there at all in one that was restored."""
-    rows = np.concatenate([*parts, np.empty(0, np.int64)])
+    rows = _joined(parts)
     met, at = np.unique(of_keys, return_index=True)
     order = np.argsort(at[np.searchsorted(met, rows)])
     found: Array = rows[order]

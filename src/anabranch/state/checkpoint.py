@@ -1,4 +1,7 @@
-"""The checkpoint file: an Arrow IPC stream, followed by a checksum.
+"""The file of a capture: an Arrow IPC stream, followed by a checksum.
+
+A batch waits until it is written, so its rows are in the order of the table. Stored parts are in
+another form: see :mod:`anabranch.state.part_file`.
 
 Any Arrow reader can open the file as a stream. The library adds a trailer after the stream::
 
@@ -24,7 +27,7 @@ import pyarrow as pa
 import xxhash
 
 from anabranch.errors import CheckpointCorrupt, SchemaChanged
-from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.capture import Capture, CaptureInfo, CheckpointSchema, TableCapture
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
@@ -35,26 +38,26 @@ _HEADER = b"anabranch"
 
 def write(capture: Capture) -> pa.Buffer:
     """The bytes of a checkpoint file. This is slow, and must be off the critical path."""
-    schema = _schema(capture)
     measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
-    _stream(measure, schema, capture.rows)
+    _stream(measure, capture)
     data = pa.allocate_buffer(measure.size() + _TRAILER.size)
-    _stream(pa.FixedSizeBufferWriter(data), schema, capture.rows)
+    _stream(pa.FixedSizeBufferWriter(data), capture)
     seal(memoryview(data).cast("B"))
     return data
 
 
-def save(capture: Capture, path: Path) -> None:
+def save(capture: Capture | TableCapture, path: Path) -> None:
     """Write the same bytes to a local file, atomically.
 
-    They are never contiguous in memory: allocating a large block can take the system longer than
-    all other steps. Only this user can read the file.
+    They are never in memory together: neither does it grow with the state, nor is a large block
+    allocated, which can take the system longer than all other steps. Only this user can read the
+    file.
     """
     half = path.with_name(f".{path.name}.half")
     try:
         os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
         with pa.OSFile(str(half), "wb") as sink:
-            _stream(sink, _schema(capture), capture.rows)
+            _stream(sink, capture)
             sink.write(bytes(_TRAILER.size))
         with (
             half.open("r+b") as file,
@@ -68,8 +71,9 @@ def save(capture: Capture, path: Path) -> None:
         raise
 
 
-def _schema(capture: Capture) -> pa.Schema:
-    header = {
+def described(capture: CaptureInfo) -> dict[str, Any]:
+    """All of a capture but its rows, for :mod:`json`."""
+    return {
         "operator": capture.operator,
         "instance": capture.instance,
         "version": capture.version,
@@ -77,12 +81,13 @@ def _schema(capture: Capture) -> pa.Schema:
         "groups": str(capture.groups),
         "schema": capture.schema.to_json(),
     }
-    return capture.rows.schema.with_metadata({_HEADER: json.dumps(header).encode()})
 
 
-def _stream(sink: pa.NativeFile, schema: pa.Schema, rows: pa.Table) -> None:
-    with pa.ipc.new_stream(sink, schema) as stream:
-        stream.write_table(rows)
+def _stream(sink: pa.NativeFile, capture: Capture | TableCapture) -> None:
+    header = {_HEADER: json.dumps(described(capture)).encode()}
+    with pa.ipc.new_stream(sink, capture.schema.arrow().with_metadata(header)) as stream:
+        for batch in capture.batches():
+            stream.write_batch(batch)
 
 
 def seal(view: memoryview) -> None:
@@ -117,17 +122,32 @@ def read(
             header = json.loads(stream.schema.metadata[_HEADER])
             rows = stream.read_all().replace_schema_metadata(None)
         written = CheckpointSchema.from_json(header["schema"])
-        capture = _capture(header, written, rows)
+        capture = capture_of(header, written, rows)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointCorrupt(
             f"{name}: the checksum is right, but the checkpoint cannot be read: {error}"
         ) from error
-    if schema is not None and schema != written:
-        if schema.fingerprint() != written.fingerprint():
-            raise SchemaChanged(f"{name} was written with the columns {written}; expected {schema}")
-        # The same values in another Arrow type, such as strings with wider offsets.
-        capture = replace(capture, schema=schema, rows=rows.cast(schema.arrow()))
+    capture = as_expected(capture, schema, name)
     return capture if groups is None else capture.select(groups)
+
+
+def as_expected(capture: Capture, schema: CheckpointSchema | None, name: str) -> Capture:
+    """A capture in the expected columns. SchemaChanged if it has others."""
+    written = capture.schema
+    if schema is None or schema == written:
+        return capture
+    if schema.fingerprint() != written.fingerprint():
+        raise SchemaChanged(f"{name} was written with the columns {written}; expected {schema}")
+    # The same values in another Arrow type, such as strings with wider offsets.
+    return replace(capture, schema=schema, rows=capture.rows.cast(schema.arrow()))
+
+
+def is_capture_file(tail: pa.Buffer) -> bool:
+    """Whether bytes are the end of such a file."""
+    if tail.size < _TRAILER.size:
+        return False
+    _, mark, _ = _TRAILER.unpack(tail[-_TRAILER.size :])
+    return bool(mark == _MARK)
 
 
 def _verified(data: pa.Buffer, name: str) -> int:
@@ -151,7 +171,8 @@ def _verified(data: pa.Buffer, name: str) -> int:
     return int(size)
 
 
-def _capture(header: dict[str, Any], schema: CheckpointSchema, rows: pa.Table) -> Capture:
+def capture_of(header: dict[str, Any], schema: CheckpointSchema, rows: pa.Table) -> Capture:
+    """The capture that :func:`described` describes, with its rows."""
     base = header["base"]
     return Capture(
         operator=str(header["operator"]),

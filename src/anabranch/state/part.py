@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
+OWN = "own/"
+"""What the names of files begin with that a node keeps for itself."""
+
 
 def peer_name(host: str, name: str) -> str:
     """The name of a peer's backup in the store of all peers."""
     return f"{quote(host, safe='')}/{name}"
+
+
+def own_name(name: str) -> str:
+    """The name of a part's file where the owner keeps it, beside what it keeps for others."""
+    return f"{OWN}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a part is divided over its holders."""
+
+    needed: int = 1
+    """See :class:`Part`."""
+    parity: int = 0
+    """See :class:`Part`."""
+    row: int | None = None
+    """How many bytes of each fragment are coded at a time; None: as many as suit most states."""
+
+
+COPIES = Shape()
+"""Each holder has a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +55,42 @@ class Part:
     groups: KeyGroups
     holders: tuple[str, ...] = ()
     """The nodes that have it; none: it is in a store that outlives all nodes."""
+    needed: int = 1
+    """So many of its holders can give it. If they are more than one, each has a fragment of it."""
     bytes: int = 0
     rows: int = 0
     checksum: str = ""
     instance: int = 0
+    parity: int = 0
+    """So many holders more than are needed it should have, as was promised when it was stored."""
+    owner: str = ""
+    """The node of its slice, if that keeps the file for itself. It counts as no holder, as the part
+    is to survive its loss."""
 
     @property
     def copies(self) -> tuple[str, ...]:
         """The names under which a store has it."""
         return tuple(peer_name(host, self.name) for host in self.holders) or (self.name,)
+
+    @property
+    def own_name(self) -> str:
+        """The name under which its owner keeps the file."""
+        return own_name(self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which a store may have it, the owner's among them."""
+        return (*self.copies, peer_name(self.owner, self.own_name)) if self.owner else self.copies
+
+    def available(self, nodes: Collection[str]) -> bool:
+        """Whether it can be read while only these nodes are alive."""
+        if not self.holders:
+            return True
+        return sum(host in nodes for host in self.holders) >= self.needed
+
+    def at(self, *holders: str) -> Part | None:
+        """The same part at these holders only. None if they cannot give it."""
+        return replace(self, holders=holders) if len(holders) >= self.needed else None
 
     def to_json(self) -> dict[str, Any]:
         """A value for :mod:`json`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,43 @@ _RESTORING = ".restoring"
 def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> None:
     """Make a table in a new folder that has the state of a chain of captures.
 
-    The table is at the version of the chain, has no changes since, and cannot be rolled back. The
-    folder appears when the table is complete. Until then, and if the process is killed, there is
-    only ``.<name>.restoring`` beside it, which the next attempt replaces.
+    See :func:`restore_in_pieces`. The table is at the version of the chain.
     """
-    chain = check(layout, captures)
-    if folder.exists():
+    restore_in_pieces(folder, layout, check(layout, captures).version, [captures])
+
+
+def restore_in_pieces(
+    folder: Path,
+    layout: TableLayout,
+    version: Version,
+    pieces: Iterable[Sequence[Capture]],
+    *,
+    replacing: bool = False,
+) -> None:
+    """Make a table in a new folder from chains of captures, each of other key groups.
+
+    One chain is in memory at a time. The table is at the version, as all chains must be, has no
+    changes since, and cannot be rolled back. The folder appears when the table is complete, in the
+    place of an earlier one if that is to be replaced. Until then, and if the process is killed,
+    there is only ``.<name>.restoring`` beside it, which the next attempt replaces.
+    """
+    if folder.exists() and not replacing:
         raise StateError(f"cannot restore into {folder}: it already exists")
+    coming = iter(pieces)
+    captures = next(coming, None)  # what cannot be read at all changes nothing
+    if captures is not None:
+        _check_version(layout, captures, version)
     fresh = half_made(folder)
     shutil.rmtree(fresh, ignore_errors=True)
-    table = StateTable.create(fresh, layout, version=Version(chain.version - 1))
+    table = StateTable.create(fresh, layout, version=Version(version - 1))
     try:
         with table.lock(timeout=0):
-            table.begin(chain.version, 0)
-            for capture in newest_rows(captures, keep_deleted=False):
-                _load(table, capture, table.append)
+            table.begin(version, 0)
+            while captures is not None:
+                _check_version(layout, captures, version)
+                _append(table, captures)
+                del captures  # before the next piece is in memory
+                captures = next(coming, None)
             table.reindex()
             table.mark_clean()
             table.finish()
@@ -53,7 +75,18 @@ def restore(folder: Path, layout: TableLayout, captures: Sequence[Capture]) -> N
         table.destroy()
         raise
     table.close()
+    if replacing:
+        shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
+
+
+def _check_version(layout: TableLayout, captures: Sequence[Capture], version: Version) -> None:
+    chain = check(layout, captures)
+    if chain.version != version:
+        raise CheckpointError(
+            f"groups {chain.groups}: the captures lead to version {chain.version}, and the table "
+            f"is to be at {version}"
+        )
 
 
 def check(layout: TableLayout, captures: Sequence[Capture]) -> Chain:
@@ -84,23 +117,38 @@ def advance(
 ) -> None:
     """Bring the groups of a table to a version by incremental captures.
 
-    The caller holds its lock. The table has no changes since that version. It advances in one step,
-    and can be rolled back to its version before.
-    :class:`~anabranch.errors.CheckpointError`, and nothing is changed, if the captures do not bring
-    all of the groups from the one version to the other.
+    See :func:`advance_in_pieces`. :class:`~anabranch.errors.CheckpointError`, and nothing is
+    changed, if the captures do not bring all of the groups from the one version to the other.
+    """
+    steps = leading_to(captures, groups, version, since=table.version)
+    advance_in_pieces(table, [[capture.select(of) for capture, of in steps]], version, fence)
+
+
+def advance_in_pieces(
+    table: StateTable, pieces: Iterable[Sequence[Capture]], version: Version, fence: int
+) -> None:
+    """Bring a table to a version by incremental captures, those of some key groups at a time.
+
+    Each piece leads its groups from the version of the table to that one. The caller holds the
+    lock of the table, which has no changes since its version. It advances in one step, and can be
+    rolled back to its version before. If a piece cannot be used, nothing is changed.
     """
     since = table.version
-    steps = leading_to(captures, groups, version, since=since)
-    _check_columns(table.layout, captures)
     if version == since:
         return
+    coming = iter(pieces)
+    captures = next(coming, None)
     table.begin(version, fence, since=since)
-    chosen = [capture.select(of) for capture, of in steps]
-    for capture in newest_rows(chosen, keep_deleted=True):
-        _delete(table, replace(capture, rows=capture.rows.filter(pa.array(capture.deleted()))))
-        kept = replace(capture, rows=capture.rows.filter(pa.array(~capture.deleted())))
-        _load(table, kept, table.rows)
-    table.mark_clean()
+    try:
+        while captures is not None:
+            _check_columns(table.layout, captures)
+            _change(table, captures)
+            del captures  # before the next piece is in memory
+            captures = next(coming, None)
+        table.mark_clean()
+    except BaseException:
+        table.rollback()
+        raise
     table.finish()
 
 
@@ -109,6 +157,18 @@ def _check_columns(layout: TableLayout, captures: Sequence[Capture]) -> None:
     for capture in captures:
         if capture.schema.fingerprint() != expected.fingerprint():
             raise SchemaChanged(f"{capture!r} has the columns {capture.schema}, not {expected}")
+
+
+def _append(table: StateTable, captures: Sequence[Capture]) -> None:
+    for capture in newest_rows(captures, keep_deleted=False):
+        _load(table, capture, table.append)
+
+
+def _change(table: StateTable, captures: Sequence[Capture]) -> None:
+    for capture in newest_rows(captures, keep_deleted=True):
+        gone = capture.deleted()
+        _delete(table, replace(capture, rows=capture.rows.filter(pa.array(gone))))
+        _load(table, replace(capture, rows=capture.rows.filter(pa.array(~gone))), table.rows)
 
 
 def _delete(table: StateTable, capture: Capture) -> None:

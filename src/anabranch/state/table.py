@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -256,6 +256,12 @@ class StateTable:
         """All live rows."""
         return self._storage.in_state(LIVE, 0, self._counters().rows)
 
+    def live_pieces(self, most: int) -> Iterator[Array]:
+        """All live rows, those among ``most`` rows of the table at a time."""
+        total = self._counters().rows
+        for first in range(0, total, most):
+            yield self._storage.in_state(LIVE, first, min(first + most, total))
+
     def part(self, number: int, parts: int) -> Array:
         """The live rows in one of several equal parts of the table."""
         total = self._counters().rows
@@ -268,9 +274,7 @@ class StateTable:
         """
         fixed = [c.name for c in self.layout.values if not c.type.variable]
         found = []
-        total = self._counters().rows
-        for first in range(0, total, _SCAN_ROWS):
-            rows = self._storage.in_state(LIVE, first, min(first + _SCAN_ROWS, total))
+        for rows in self.live_pieces(_SCAN_ROWS):
             if len(rows):
                 chosen = predicate({name: self.get(name, rows) for name in fixed})
                 found.append(rows[np.asarray(chosen, dtype=np.bool_)])

@@ -6,7 +6,8 @@ import mmap
 import os
 import posixpath
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,6 +32,8 @@ ABANDONED = timedelta(hours=1)
 MAPPED_FROM = 1 << 20
 """Files of so many bytes are not read into memory."""
 _PIECE = 1 << 20
+_AT_ONCE = 8
+"""How many files are written or deleted at the same time."""
 OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 
 
@@ -68,27 +71,51 @@ class FileStore:
 
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
         """See :meth:`BackupStore.put`."""
-        path = self._path(name)
+        self.put_all({name: data})
+
+    def put_all(self, blocks: Mapping[str, pa.Buffer | bytes]) -> None:
+        """See :meth:`BackupStore.put_all`. Several files are written, and flushed, at once."""
+        paths = {self._path(name): data for name, data in blocks.items()}
         if self._fs.type_name in OBJECT_STORES:
-            with self._failing(MayHaveHappened, "write", path):
-                self._write(path, data)
+            self._at_all(lambda path: self._put_object(path, paths[path]), list(paths))
             return
-        partial = posixpath.join(self._root, PARTIAL, uuid.uuid4().hex)
+        partials = {path: posixpath.join(self._root, PARTIAL, uuid.uuid4().hex) for path in paths}
         try:
-            with self._failing(DidNotHappen, "write", path):
-                self._sweep()
-                self._make_folder(posixpath.dirname(partial))
-                self._make_folder(posixpath.dirname(path))
-                self._write(partial, data)
-                self._flush(partial)
-                self._let_go(partial)
-            with self._failing(MayHaveHappened, "write", path):
-                self._fs.move(partial, path)
-                self._flush(posixpath.dirname(path))
+            self._at_all(lambda path: self._prepare(partials[path], path, paths[path]), list(paths))
+            for path, partial in partials.items():
+                with self._failing(MayHaveHappened, "write", path):
+                    self._fs.move(partial, path)
+            for folder in {posixpath.dirname(path) for path in paths}:
+                with self._failing(MayHaveHappened, "write", next(iter(paths))):
+                    self._flush(folder)
         except StoreError:
-            with suppress(OSError):
-                self._fs.delete_file(partial)
+            for partial in partials.values():
+                with suppress(OSError):
+                    self._fs.delete_file(partial)
             raise
+
+    def _put_object(self, path: str, data: pa.Buffer | bytes) -> None:
+        with self._failing(MayHaveHappened, "write", path):
+            self._write(path, data)
+
+    def _prepare(self, partial: str, path: str, data: pa.Buffer | bytes) -> None:
+        with self._failing(DidNotHappen, "write", path):
+            self._sweep()
+            self._make_folder(posixpath.dirname(partial))
+            self._make_folder(posixpath.dirname(path))
+            self._write(partial, data)
+            self._flush(partial)
+            self._let_go(partial)
+
+    def _at_all(self, work: Callable[[str], None], paths: Sequence[str]) -> None:
+        """Work at paths, at some at once. The first error is raised when all are done."""
+        if len(paths) == 1:
+            work(paths[0])
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(paths))), "anabranch-files") as pool:
+            pending = [pool.submit(work, path) for path in paths]
+        for each in pending:
+            each.result()
 
     @property
     def creates_once(self) -> bool:
@@ -119,14 +146,15 @@ class FileStore:
             self._flush(posixpath.dirname(path))
             return True
 
-    def get(self, name: str) -> pa.Buffer:
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """See :meth:`BackupStore.get`."""
         path = self._path(name)
         with self._failing(DidNotHappen, "read", path):
-            if self._is_mapped(path):
-                return pa.py_buffer(_mapped(path, None if self._cached else self._let_go))
+            if self._is_mapped(path, offset, length):
+                return _mapped(path, offset, length, None if self._cached else self._let_go)
             with self._fs.open_input_file(path) as file:
-                data = file.read_buffer()
+                file.seek(min(offset, file.size()))
+                data = file.read_buffer(length)
             self._let_go(path)
         return data
 
@@ -147,7 +175,13 @@ class FileStore:
 
     def delete(self, name: str) -> None:
         """See :meth:`BackupStore.delete`."""
-        path = self._path(name)
+        self.delete_all([name])
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """See :meth:`BackupStore.delete_all`."""
+        self._at_all(self._delete, [self._path(name) for name in names])
+
+    def _delete(self, path: str) -> None:
         with suppress(CheckpointNotFound), self._failing(MayHaveHappened, "delete", path):
             self._fs.delete_file(path)
 
@@ -178,13 +212,15 @@ class FileStore:
         with self._fs.open_output_stream(path, compression=None) as stream:
             stream.write(data)
 
-    def _is_mapped(self, path: str) -> bool:
-        """Whether a file is large, and on a disk of this machine.
+    def _is_mapped(self, path: str, offset: int, length: int | None) -> bool:
+        """Whether much of a file is read, and it is on a disk of this machine.
 
         Nobody changes one in place: it is renamed when it is whole. Where another machine can
         remove it, what is mapped of it would be gone.
         """
-        if not self._local or Path(path).stat().st_size < MAPPED_FROM:
+        if not self._local or (length is not None and length < MAPPED_FROM):
+            return False
+        if Path(path).stat().st_size - offset < MAPPED_FROM:
             return False
         if self._own_disk is None:
             self._own_disk = not is_shared(file_system(Path(self._root)))
@@ -236,17 +272,23 @@ class _Map(mmap.mmap):
             self.unused()
 
 
-def _mapped(path: str, let_go: Callable[[str], None] | None) -> _Map:
-    """A file as it is now. ``let_go`` is called with its path when nobody uses it any more."""
+def _mapped(
+    path: str, offset: int, length: int | None, let_go: Callable[[str], None] | None
+) -> pa.Buffer:
+    """Bytes of a file as it is now. ``let_go`` is called with its path when nobody uses them."""
     with Path(path).open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        end = size if length is None else min(size, offset + length)
+        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
         # A disk that fails is an error here. On a map it would end the process.
-        piece = bytearray(_PIECE)
-        while file.readinto(piece):
-            pass
-        mapped = _Map(file.fileno(), 0, access=mmap.ACCESS_READ)
+        piece = memoryview(bytearray(_PIECE))
+        at = file.seek(begin)
+        while at < end and (came := file.readinto(piece[: end - at])):
+            at += came
+        mapped = _Map(file.fileno(), end - begin, access=mmap.ACCESS_READ, offset=begin)
     if let_go is not None:
         mapped.unused = partial(let_go, path)
-    return mapped
+    return pa.py_buffer(mapped).slice(offset - begin)
 
 
 @contextmanager

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from anabranch.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    DidNotHappen,
+)
 from anabranch.state.capture import CheckpointSchema
 from anabranch.state.chains import leading_to, needed
 from anabranch.state.groups import KeyGroups
@@ -108,7 +113,7 @@ class Manifest:
     def files(self) -> frozenset[str]:
         """The names of all files that are needed for this version."""
         return frozenset(
-            name for of in self.operators.values() for part in of.parts for name in part.copies
+            name for of in self.operators.values() for part in of.parts for name in part.names
         )
 
 
@@ -173,9 +178,10 @@ class Manifests:
         manifests = [self._readable(version) for version in self.versions()]
         used = {name for manifest in manifests if manifest for name in manifest.files}
         if None not in manifests:
-            for name in self._parts.list(own):
-                if f"/{_PARTS}" in f"/{name}" and name not in used:
-                    self._parts.delete(name)
+            names = self._parts.list(own)
+            self._parts.delete_all(
+                [name for name in names if f"/{_PARTS}" in f"/{name}" and name not in used]
+            )
 
     def _readable(self, version: Version) -> Manifest | None:
         try:
@@ -185,17 +191,52 @@ class Manifests:
             return None
 
 
+def open_manifests(folder: str) -> Manifests:
+    """The manifests of a query. ``folder`` is the checkpoint folder of ``start()``."""
+    return Manifests(open_files(folder))
+
+
 def open_checkpoints(folder: str) -> tuple[Manifests, BackupStore]:
     """The manifests of a query, and the store of the files that they name.
 
-    ``folder`` is the checkpoint folder of ``start()``. It has the address of another store, if any.
+    The folder has the address of another store, if any. DidNotHappen, which says what to do, if the
+    nodes of the query keep the files, as other programs do not reach them.
     """
-    store = open_files(folder)
+    manifests, address = Manifests(open_files(folder)), files_of(folder)
+    if address.at_nodes:
+        latest = manifests.latest()
+        parts = [p for of in latest.operators.values() for p in of.parts] if latest else []
+        raise DidNotHappen(
+            f"the nodes of the query have the checkpoint files of {folder}"
+            f"{f': {whereabouts(parts)}' if parts else ''}. They give them only to the query: call "
+            "query.state(operator) where it runs, or start it again on these nodes and call it then"
+        )
+    return manifests, address.open()
+
+
+def files_of(folder: str) -> StoreAddress:
+    """The address of the files that the manifests in a checkpoint folder name."""
     try:
-        backup = unseal("query", store.get(QUERY).to_pybytes(), name=QUERY).get("backup")
+        data = open_files(folder).get(QUERY).to_pybytes()
     except CheckpointNotFound:
-        backup = None
-    return Manifests(store), store if backup is None else StoreAddress.from_json(backup).open()
+        return StoreAddress.of_files(folder)
+    backup = unseal("query", data, name=QUERY).get("backup")
+    return StoreAddress.of_files(folder) if backup is None else StoreAddress.from_json(backup)
+
+
+def whereabouts(parts: Sequence[Part]) -> str:
+    """How many nodes have parts, and how many of them each part needs; empty if none are at nodes.
+
+    >>> part = Part("p", "words", Version(3), None, KeyGroups.all(8), ("a", "b", "c"), needed=2)
+    >>> whereabouts([part])
+    '3 nodes, any 2 of 3 for each file (a, b, c)'
+    """
+    hosts = sorted({host for part in parts for host in part.holders})
+    shapes = sorted({(part.needed, len(part.holders)) for part in parts if part.holders})
+    if not hosts:
+        return ""
+    needed = " or ".join(f"any {needed} of {of}" for needed, of in shapes)
+    return f"{len(hosts)} nodes, {needed} for each file ({', '.join(hosts)})"
 
 
 def _manifest_name(version: Version) -> str:

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 
 from anabranch.errors import CheckpointError
 from anabranch.priority import process_gives_way
+from anabranch.state.capture import CaptureInfo
+from anabranch.state.chains import leading_to
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.state.partition import merge
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.manifests import OperatorManifest
-from anabranch.stores.parts import back_up, retrieve
+from anabranch.stores.parts import Destination, back_up_in_pieces
+from anabranch.stores.retrieval import retrieve_in_pieces
 from anabranch.stores.store import BackupStore
 from anabranch.units import Version
 
@@ -38,16 +41,20 @@ class Merging:
     chain: OperatorManifest
     groups: KeyGroups
     version: Version
-    under: str
-    holders: tuple[str, ...] = ()
-    mark: str = ""
+    to: Destination
 
     def run(self, store: BackupStore) -> Part:
-        """Merge them in this process."""
-        captures = retrieve(store, self.chain, groups=self.groups, version=self.version)
-        return back_up(
-            store, merge(captures), under=self.under, holders=self.holders, mark=self.mark
+        """Merge them in this process, some key groups at a time."""
+        pieces = retrieve_in_pieces(
+            store, self.chain, groups=self.groups, version=self.version, near=self.to.owner
         )
+        steps = leading_to(self.chain.parts, self.groups, self.version)
+        size = sum(part.bytes * len(of) // len(part.groups) for part, of in steps)
+        first = steps[0][0]
+        full = CaptureInfo(
+            first.operator, first.instance, self.version, None, self.groups, self.chain.schema
+        )
+        return back_up_in_pieces(store, full, (merge(each).rows for each in pieces), size, self.to)
 
     def run_apart(self, store: StoreAddress, given_up: Callable[[float], bool]) -> Part:
         """Merge them in another process, which opens the store for itself.

@@ -1,72 +1,107 @@
-"""Writing captures to a store as parts, and reading them back."""
+"""Writing captures to a store as parts, and reading state back as rows."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    DidNotHappen,
-    MayHaveHappened,
-    StoreError,
-)
-from anabranch.state import checkpoint
-from anabranch.state.capture import Capture, CheckpointSchema
-from anabranch.state.chains import leading_to
+from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened
+from anabranch.state import part_file
+from anabranch.state.capture import Capture, CaptureInfo, CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
+from anabranch.state.part_file import BufferSource
 from anabranch.state.partition import merge
-from anabranch.stores.manifests import Manifest, OperatorManifest, part_name
-from anabranch.stores.peers import peer_name
+from anabranch.stores.manifests import Manifest, part_name
+from anabranch.stores.retrieval import retrieve
+from anabranch.stores.scattered import scatter
 from anabranch.stores.store import BackupStore
-from anabranch.units import NO_VERSION, Version
 
 
-def back_up(
-    store: BackupStore,
-    capture: Capture,
-    data: pa.Buffer | None = None,
-    *,
-    under: str = "",
-    holders: Sequence[str] = (),
-    mark: str = "",
-) -> Part:
+@dataclass(frozen=True)
+class Destination:
+    """Where a part is stored, and under which name.
+
+    With ``holders`` the store is one of peers, and each of these gets a copy, or a fragment if more
+    than one of them are ``needed`` to give the part.
+    """
+
+    under: str = ""
+    """What its name begins with."""
+    holders: tuple[str, ...] = ()
+    needed: int = 1
+    mark: str = ""
+    """What makes the name unique, where the same rows may be stored again."""
+    owner: str = ""
+    """The node that has the state."""
+    row: int | None = None
+    """How many bytes of each fragment are coded at a time, if not what suits most states."""
+    keep: Callable[[str, Path], bool] | None = None
+    """Keeps the file of the part at the owner, under a name, and says whether it did. It may take
+    the file away."""
+
+
+NOWHERE_ELSE = Destination()
+"""The store itself, which outlives all nodes."""
+
+
+def back_up(store: BackupStore, capture: Capture, to: Destination = NOWHERE_ELSE) -> Part:
     """Write a capture to a store. This is the slow part of a checkpoint, off the critical path.
 
-    ``data`` is the file of the capture, if it was written already; otherwise it is written to a
-    temporary file. ``under`` is the prefix of its name. With ``holders`` the store is one of peers,
-    and the part is written to each of these, or a :class:`~anabranch.errors.StoreError` is raised.
-    It can then be repeated: the same rows get the same name, and other rows another one. A
-    ``mark`` in the name makes the name unique all the same.
+    A :class:`~anabranch.errors.StoreError` is raised if a copy fails; of the fragments some may. It
+    can then be repeated: the same rows get the same name, and other rows another one.
     """
-    if data is None:
-        with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
-            data = _saved(capture, Path(folder) / "part.arrow")
-    digest = checkpoint.checksum(data)
-    name = under + part_name(
-        capture.operator, capture.instance, capture.version, capture.base is None, digest + mark
-    )
-    part = Part(
-        name,
-        capture.operator,
-        capture.version,
-        capture.base,
-        capture.groups,
-        tuple(holders),
-        bytes=data.size,
-        rows=capture.rows.num_rows,
-        checksum=digest,
-        instance=capture.instance,
-    )
-    _put_all(store, part.copies, data)
-    return part
+    return back_up_in_pieces(store, capture, [capture.rows], capture.rows.nbytes, to)
+
+
+def back_up_in_pieces(
+    store: BackupStore, of: CaptureInfo, pieces: Iterable[pa.Table], size: int, to: Destination
+) -> Part:
+    """Write a capture whose rows come in pieces, with about ``size`` bytes in all, to a store.
+
+    Each piece has all rows of some groups, which come after those of the pieces before. One is in
+    memory at a time.
+    """
+    with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
+        path = Path(folder) / "part.arrow"
+        try:
+            with part_file.writing(path, of, size) as file:
+                for rows in pieces:
+                    file.add(rows)
+            with pa.memory_map(str(path)) as mapped:
+                data = mapped.read_buffer()
+            if to.keep is None:
+                path.unlink()  # mapped bytes need no name, and no kill leaves them behind
+        except OSError as error:
+            raise DidNotHappen(f"cannot write a capture to {path}: {error}") from error
+        digest = part_file.checksum(BufferSource(data))
+        full = of.base is None
+        part = Part(
+            to.under + part_name(of.operator, of.instance, of.version, full, digest + to.mark),
+            of.operator,
+            of.version,
+            of.base,
+            of.groups,
+            to.holders,
+            to.needed,
+            bytes=data.size,
+            rows=file.rows,
+            checksum=digest,
+            instance=of.instance,
+        )
+        if part.needed > 1:
+            part = scatter(store, part, data, to.owner, to.row)
+        else:
+            _put_all(store, part.copies, data)
+        if to.keep is not None and part.holders and to.owner not in part.holders:
+            kept = to.keep(part.own_name, path)
+            part = replace(part, owner=to.owner if kept else "")
+        return part
 
 
 def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None:
@@ -80,83 +115,6 @@ def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None
                 f"{copy} was not stored, but {', '.join(copies[:number])} was: {error}",
                 host=error.host,
             ) from error
-
-
-def _saved(capture: Capture, path: Path) -> pa.Buffer:
-    """The file of a capture, mapped into memory."""
-    try:
-        checkpoint.save(capture, path)
-        with pa.memory_map(str(path)) as mapped:
-            return mapped.read_buffer()
-    except OSError as error:
-        raise DidNotHappen(f"cannot write a capture to {path}: {error}") from error
-
-
-def retrieve(
-    store: BackupStore,
-    operator: OperatorManifest,
-    *,
-    schema: CheckpointSchema | None = None,
-    groups: KeyGroups | None = None,
-    version: Version | None = None,
-    since: Version | None = None,
-    near: str = "",
-) -> list[Capture]:
-    """The captures with an operator's state, or that of some groups, oldest first.
-
-    They bring the groups to ``version``, by default that of the newest part. With ``since`` they
-    are the changes from that version on. Each capture has only the groups that need it. Only needed
-    files are read, and all of them are verified before any is returned.
-    :class:`~anabranch.errors.CheckpointError` names the groups that do not reach the version.
-    ``schema`` is the expected schema; :class:`~anabranch.errors.SchemaChanged` if the checkpoint
-    was written with other columns. Of a part with several holders one copy is read, if possible
-    that of the host ``near``.
-    """
-    every = KeyGroups.all(operator.schema.key_groups)
-    wanted = every if groups is None else groups & every
-    if version is None:
-        version = max((part.version for part in operator.parts), default=NO_VERSION)
-    return [
-        _read(store, part, schema or operator.schema, of, near)
-        for part, of in leading_to(operator.parts, wanted, version, since=since)
-    ]
-
-
-def _read(
-    store: BackupStore, part: Part, schema: CheckpointSchema, groups: KeyGroups, near: str
-) -> Capture:
-    damaged: list[CheckpointError] = []
-    silent: list[StoreError] = []
-    without: list[str] = []
-    holders = dict(zip(part.copies, part.holders or ("",), strict=True))
-    for copy in sorted(part.copies, key=lambda copy: copy != peer_name(near, part.name)):
-        try:
-            return _read_copy(store, copy, part, schema, groups)
-        except CheckpointError as error:
-            damaged.append(error)
-            without.append(holders[copy])
-        except StoreError as error:
-            silent.append(error)
-    if not silent:
-        damaged[0].part = part.name
-        raise damaged[0]
-    # One that did not answer may have it: nothing is lost as long as there is such a one.
-    if damaged:
-        silent[0].part, silent[0].without = part.name, tuple(without)
-    raise silent[0]
-
-
-def _read_copy(
-    store: BackupStore, copy: str, part: Part, schema: CheckpointSchema, groups: KeyGroups
-) -> Capture:
-    data = store.get(copy)
-    capture = checkpoint.read(data, name=copy, schema=schema, groups=groups)
-    if checkpoint.checksum(data) != part.checksum:
-        raise CheckpointCorrupt(
-            f"{copy}: an undamaged checkpoint file, but not the one in the manifest: its checksum "
-            f"is {checkpoint.checksum(data)}, not {part.checksum}"
-        )
-    return capture
 
 
 def state_schema(schema: CheckpointSchema) -> pa.Schema:

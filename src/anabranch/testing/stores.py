@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
@@ -27,10 +27,17 @@ class MemoryStore:
         with self._lock:
             self._blocks[check_name(name)] = bytes(data)
 
-    def get(self, name: str) -> pa.Buffer:
+    def put_all(self, blocks: Mapping[str, pa.Buffer | bytes]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.put_all`."""
+        found = {check_name(name): bytes(data) for name, data in blocks.items()}
+        with self._lock:
+            self._blocks.update(found)
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """See :meth:`anabranch.stores.BackupStore.get`."""
         with self._lock:
-            return pa.py_buffer(self._found(name))
+            found = self._found(name)
+            return pa.py_buffer(found[offset : len(found) if length is None else offset + length])
 
     def list(self, prefix: str = "") -> Sequence[str]:
         """See :meth:`anabranch.stores.BackupStore.list`."""
@@ -41,6 +48,13 @@ class MemoryStore:
         """See :meth:`anabranch.stores.BackupStore.delete`."""
         with self._lock:
             self._blocks.pop(check_name(name), None)
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """See :meth:`anabranch.stores.BackupStore.delete_all`."""
+        checked = [check_name(name) for name in names]
+        with self._lock:
+            for name in checked:
+                self._blocks.pop(name, None)
 
     def size(self, name: str) -> int:
         """See :meth:`anabranch.stores.BackupStore.size`."""
@@ -77,9 +91,17 @@ class FaultyStore:
         """Put, or fail."""
         self._change(f"put {name}", lambda: self.store.put(name, data))
 
-    def get(self, name: str) -> pa.Buffer:
+    def put_all(self, blocks: Mapping[str, pa.Buffer | bytes]) -> None:
+        """Put all or some of them, or fail."""
+        self._change(
+            f"put {', '.join(blocks)}",
+            lambda: self.store.put_all(blocks),
+            lambda: self.store.put_all({name: blocks[name] for name in self._some(blocks)}),
+        )
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """Get, or fail."""
-        return self._read(f"get {name}", lambda: self.store.get(name))
+        return self._read(f"get {name}", lambda: self.store.get(name, offset, length))
 
     def list(self, prefix: str = "") -> Sequence[str]:
         """List, or fail."""
@@ -88,6 +110,14 @@ class FaultyStore:
     def delete(self, name: str) -> None:
         """Delete, or fail."""
         self._change(f"delete {name}", lambda: self.store.delete(name))
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """Delete all or some of them, or fail."""
+        self._change(
+            f"delete {', '.join(names)}",
+            lambda: self.store.delete_all(names),
+            lambda: self.store.delete_all(self._some(names)),
+        )
 
     def size(self, name: str) -> int:
         """Look the size up, or fail."""
@@ -104,13 +134,22 @@ class FaultyStore:
             raise DidNotHappen(f"{what}: refused by the faulty store")
         return operation()
 
-    def _change(self, what: str, operation: Callable[[], None]) -> None:
+    def _some(self, names: Collection[str]) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(names)[: self._random.randint(0, len(names))]
+
+    def _change(
+        self,
+        what: str,
+        operation: Callable[[], None],
+        partly: Callable[[], None] | None = None,
+    ) -> None:
         if not self._fails():
             return operation()
         with self._lock:
             happens, answers = self._random.choice([(0, 1), (0, 0), (1, 0)])
         if happens:
-            operation()
+            (partly or operation)()
         if answers:
             raise DidNotHappen(f"{what}: refused by the faulty store")
         raise MayHaveHappened(f"{what}: the answer of the faulty store was lost")

@@ -21,7 +21,7 @@ from anabranch.nodes.local import TABLES
 from anabranch.nodes.requests import TableName
 from anabranch.operators.context import Context
 from anabranch.operators.rows import Rows
-from anabranch.state.capture import capture
+from anabranch.state.capture import capturing
 from anabranch.state.groups import KeyGroups
 from anabranch.state.keytypes import is_bytes
 from anabranch.state.table import StateTable, TableLayout
@@ -135,7 +135,7 @@ class Slice:
             base = None
         whole = order.groups == self.order.groups
         instance = self.context.instance
-        taken = capture(table, operator, instance, groups=order.groups, base=base, whole=whole)
+        taken = capturing(table, operator, instance, groups=order.groups, base=base, whole=whole)
         leaf = self.order.table.rpartition("/")[2]
         try:
             what = f"{operator}-{self.context.version}-{leaf}"

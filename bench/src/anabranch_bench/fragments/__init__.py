@@ -1,0 +1,1 @@
+"""Backups as fragments, measured: ``anabranch bench fragments``."""

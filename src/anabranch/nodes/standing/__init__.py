@@ -1,0 +1,1 @@
+"""Standing nodes: they form a ring, and keep fragments for many queries."""

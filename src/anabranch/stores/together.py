@@ -1,0 +1,35 @@
+"""Several changes of a store at the same time, and what has happened if some of them fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from anabranch.errors import DidNotHappen, MayHaveHappened, StoreError
+
+_MOST = 32
+"""So many changes are under way at once."""
+
+
+def at_once(names: Collection[str], change: Callable[[str], None]) -> list[StoreError]:
+    """Make a change for each of these names, at the same time. The errors of the store."""
+
+    def failure(name: str) -> StoreError | None:
+        try:
+            change(name)
+        except StoreError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(max(1, min(_MOST, len(names))), "anabranch-store") as pool:
+        return [error for error in pool.map(failure, names) if error is not None]
+
+
+def check_all_stored(failed: Sequence[StoreError], of: int) -> None:
+    """Raise the error of a change of several parts, some of which may have been stored."""
+    for error in failed:
+        if len(failed) < of and isinstance(error, DidNotHappen):
+            raise MayHaveHappened(
+                f"others have stored what was for them: {error}", host=error.host
+            ) from error
+        raise error

@@ -1,0 +1,270 @@
+"""The files of parts: rows in the order of their groups, read by segments."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_checkpoint import FULL, GROUPS, SCHEMA, Changes, captured, content, group, histories
+
+from anabranch.errors import CheckpointCorrupt, SchemaChanged
+from anabranch.state import checkpoint, part_file
+from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.groups import KeyGroups
+from anabranch.state.part_file import BufferSource
+from anabranch.units import Version
+
+
+@dataclass
+class Counting:
+    """A file of which it is known what was read."""
+
+    data: pa.Buffer
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return int(self.data.size)
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
+        self.reads.append((offset, min(length, self.size - offset)))
+        return BufferSource(self.data).read(offset, length)
+
+    @property
+    def bytes(self) -> int:
+        return sum(length for _, length in self.reads)
+
+
+def saved(capture: Capture, folder: Path, segment: int | None = None) -> pa.Buffer:
+    path = folder / "part"
+    part_file.save(capture, path, segment)
+    return pa.py_buffer(path.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parts")
+
+
+@given(histories(), st.integers(1, 3), st.sampled_from([1, 64, 200, 1 << 20]))
+def test_a_file_gives_back_what_was_written(
+    folder: Path, history: list[Changes], version: int, segment: int
+) -> None:
+    for changes in history:
+        capture = captured(changes, version, version - 1, KeyGroups.all(GROUPS))
+        back = part_file.read(
+            BufferSource(saved(capture, folder, segment)), name="f", schema=SCHEMA
+        )
+        assert replace(back, rows=capture.rows) == capture
+        assert content(back) == content(capture)
+        groups = back.rows.column("__group").to_pylist()
+        assert groups == sorted(groups)
+
+
+@given(
+    st.frozensets(st.integers(0, GROUPS - 1)).map(KeyGroups.of), st.sampled_from([1, 64, 1 << 20])
+)
+def test_a_file_gives_the_groups_asked_for(folder: Path, groups: KeyGroups, segment: int) -> None:
+    some = part_file.read(BufferSource(saved(FULL, folder, segment)), name="f", groups=groups)
+    assert some.groups == groups
+    assert content(some) == {k: v for k, v in content(FULL).items() if group(k) in groups}
+
+
+WIDE = CheckpointSchema(
+    keys=(pa.field("id", pa.int64(), nullable=False),),
+    sub=(),
+    values=(pa.field("text", pa.string()),),
+    timers=False,
+    key_groups=128,
+)
+
+
+def many(rows: int, of_group: np.ndarray | None = None) -> Capture:
+    """Rows in the order in which a table has them: of any group."""
+    ids = np.arange(rows)
+    groups = (ids * 7919 % 128 if of_group is None else of_group).astype(np.uint16)
+    table = pa.Table.from_arrays(
+        [
+            pa.array(ids),
+            pa.array(ids.astype(np.uint64)),
+            pa.array(groups),
+            pa.array(np.zeros(rows, bool)),
+            pa.array([f"text of {each}" for each in ids.tolist()]),
+        ],
+        schema=WIDE.arrow(),
+    )
+    chunks = pa.Table.from_batches(table.to_batches(max_chunksize=1 << 14))
+    every = KeyGroups.all(128)
+    return Capture("op", 0, Version(5), None, every, WIDE, chunks)
+
+
+MANY = many(200_000)
+
+
+def test_only_the_segments_of_the_wanted_groups_are_read(tmp_path: Path) -> None:
+    source = Counting(saved(MANY, tmp_path, segment=1 << 15))
+    wanted = KeyGroups.parse("32-47")
+    some = part_file.read(source, name="f", groups=wanted)
+    assert some.rows.num_rows == 200_000 // 8
+    assert source.bytes < source.size / 6
+    assert len(source.reads) <= 3, "the wanted segments are beside each other"
+
+
+def test_rows_of_a_group_stay_in_order(tmp_path: Path) -> None:
+    back = part_file.read(BufferSource(saved(MANY, tmp_path, 1 << 14)), name="f")
+    groups = back.rows.column("__group").to_numpy()
+    ids = back.rows.column("id").to_numpy()
+    assert (np.diff(groups.astype(int)) >= 0).all()
+    assert (np.diff(ids)[np.diff(groups.astype(int)) == 0] > 0).all()
+    assert back.rows.column("text").to_pylist() == [f"text of {each}" for each in ids.tolist()]
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_rows_are_put_in_order_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: bool
+) -> None:
+    """Whether groups are small or one is large: no more than some are copied at once."""
+    monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 18)
+    groups = np.where(np.arange(200_000) % 5 == 0, np.arange(200_000) % 128, 3)
+    capture = many(200_000, groups) if skewed else MANY
+    largest = 0
+    original = part_file._joined
+
+    def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        nonlocal largest
+        largest = max(largest, sum(batch.nbytes for batch in batches))
+        return original(batches)
+
+    monkeypatch.setattr(part_file, "_joined", joined)
+    back = part_file.read(BufferSource(saved(capture, tmp_path, 1 << 14)), name="f")
+    assert 0 < largest < 4 << 18
+    assert back.rows.num_rows == 200_000
+    assert sorted(back.rows.column("id").to_pylist()) == list(range(200_000))
+
+
+def test_an_arrow_reader_can_open_it(tmp_path: Path) -> None:
+    with pa.ipc.open_stream(saved(FULL, tmp_path, 64)) as stream:
+        rows = stream.read_all()
+    assert content(replace(FULL, rows=rows)) == content(FULL)
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    none = replace(FULL, rows=FULL.rows.slice(0, 0))
+    for groups in (None, KeyGroups.parse("0-1")):
+        found = part_file.read(BufferSource(saved(none, tmp_path)), name="f", groups=groups)
+        assert found.rows.num_rows == 0
+        assert found.rows.schema == SCHEMA.arrow()
+
+
+def test_a_capture_file_is_read_too() -> None:
+    data = checkpoint.write(FULL)
+    assert part_file.read(Counting(data), name="f", schema=SCHEMA) == FULL
+    assert part_file.checksum(BufferSource(data)) == checkpoint.checksum(data)
+    with pytest.raises(CheckpointCorrupt, match="f: an undamaged"):
+        part_file.read(BufferSource(data), name="f", expected="0" * 16)
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> bytes:
+    found: bytes = saved(FULL, folder, 64).to_pybytes()
+    return found
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_any_flipped_bit_is_refused(file: bytes, data: st.DataObject) -> None:
+    bit = data.draw(st.integers(0, 8 * len(file) - 1))
+    flipped = bytearray(file)
+    flipped[bit // 8] ^= 1 << (bit % 8)
+    source = BufferSource(pa.py_buffer(bytes(flipped)))
+    with pytest.raises(CheckpointCorrupt, match=r"^parts/x\.arrow: \w"):
+        part_file.read(source, name="parts/x.arrow", schema=SCHEMA)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_a_flipped_bit_never_changes_a_row(file: bytes, data: st.DataObject) -> None:
+    """Whichever groups are read."""
+    bit = data.draw(st.integers(0, 8 * len(file) - 1))
+    groups = KeyGroups.of(data.draw(st.frozensets(st.integers(0, GROUPS - 1), min_size=1)))
+    flipped = bytearray(file)
+    flipped[bit // 8] ^= 1 << (bit % 8)
+    try:
+        some = part_file.read(BufferSource(pa.py_buffer(bytes(flipped))), name="x", groups=groups)
+    except CheckpointCorrupt:
+        return
+    assert content(some) == content(FULL.select(groups))
+
+
+def test_any_truncation_is_refused(file: bytes) -> None:
+    for size in range(len(file)):
+        with pytest.raises(CheckpointCorrupt, match="x: "):
+            part_file.read(BufferSource(pa.py_buffer(file[:size])), name="x", schema=SCHEMA)
+
+
+@given(st.binary(min_size=1, max_size=100))
+def test_what_is_no_part_is_refused(file: bytes, other: bytes) -> None:
+    for data in (other, file + other, other + file):
+        with pytest.raises(CheckpointCorrupt, match="x: "):
+            part_file.read(BufferSource(pa.py_buffer(data)), name="x")
+
+
+def test_another_part_is_refused(file: bytes) -> None:
+    with pytest.raises(CheckpointCorrupt, match="x: an undamaged"):
+        part_file.read(BufferSource(pa.py_buffer(file)), name="x", expected="0" * 16)
+
+
+def test_other_columns_are_refused(file: bytes) -> None:
+    other = replace(SCHEMA, sub=())
+    with pytest.raises(SchemaChanged, match=r"x was written with the columns word string, n int64"):
+        part_file.read(BufferSource(pa.py_buffer(file)), name="x", schema=other)
+
+
+def test_the_same_values_in_another_type_are_read(file: bytes) -> None:
+    wide = replace(SCHEMA, keys=(pa.field("word", pa.large_string()), SCHEMA.keys[1]))
+    back = part_file.read(BufferSource(pa.py_buffer(file)), name="x", schema=wide)
+    assert back.rows.schema == wide.arrow()
+    assert content(back) == content(FULL)
+
+
+_LARGE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+from anabranch.state import checkpoint, part_file
+from anabranch.state.capture import Capture, CheckpointSchema
+from anabranch.state.groups import KeyGroups
+from anabranch.units import Version
+
+folder = Path(sys.argv[1])
+schema = CheckpointSchema(
+    (pa.field("id", pa.int64(), False),), (), (pa.field("n", pa.int64(), False),), False, 128
+)
+def chunk(number):
+    ids = np.arange(number << 18, (number + 1) << 18)
+    columns = [ids, ids.astype(np.uint64), (ids * 7919 % 128).astype(np.uint16), ids < 0, ids]
+    return pa.record_batch([pa.array(each) for each in columns], schema=schema.arrow())
+with pa.OSFile(str(folder / "rows"), "wb") as sink, pa.ipc.new_stream(sink, schema.arrow()) as out:
+    for number in range(64):
+        out.write_batch(chunk(number))
+with pa.memory_map(str(folder / "rows")) as mapped, pa.ipc.open_stream(mapped) as stream:
+    rows = stream.read_all()
+capture = Capture("op", 0, Version(3), None, KeyGroups.all(128), schema, rows)
+before = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+part_file.save(capture, folder / "part")
+print(rows.nbytes, pa.default_memory_pool().max_memory() - before[0])
+"""
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", _LARGE, str(tmp_path)]
+    ran = subprocess.run(script, capture_output=True, text=True, check=True, timeout=120)
+    size, used = map(int, ran.stdout.split())
+    assert size > 400 << 20
+    assert used < size / 3
