@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 from test_claims import another_process
 
+import anabranch.nodes.sweep as sweep_module
 from anabranch.cli import main
 from anabranch.nodes.captures import OF, spilled
-from anabranch.nodes.claims import KEEP, Claim
+from anabranch.nodes.claims import ALIVE, KEEP, Claim
 from anabranch.nodes.folders import BACKUPS, StateRoot
 from anabranch.nodes.sweep import sweep
 
@@ -163,6 +166,34 @@ def test_claims_and_sweeps_at_the_same_time(base: Path) -> None:
         each.result()
     assert failures == []
     assert swept, "nothing was ever swept"
+
+
+def test_a_folder_that_was_removed_and_claimed_again_before_the_lock_stays(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that holds the lock of a removed folder does not remove the new one."""
+    leave(base / DEAD)
+    claims: list[Claim] = []
+    lock = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        if (
+            operation & fcntl.LOCK_EX
+            and not claims
+            and Path(f"/proc/self/fd/{fd}").readlink() == alive
+        ):
+            shutil.rmtree(base / DEAD)
+            claims.append(Claim.of(StateRoot(DEAD, str(base))))
+        lock(fd, operation)
+
+    alive = base / DEAD / ALIVE
+    monkeypatch.setattr(sweep_module, "_lives", lambda folder: False)
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert sweep(base) == []
+    assert claims, "the folder was not removed in between"
+    assert (base / DEAD / ALIVE).exists()
+    for each in claims:
+        each.close()
 
 
 def test_the_command_lists_and_removes(base: Path, backups: Path) -> None:

@@ -107,16 +107,31 @@ def try_alone(path: Path) -> int | None:
 
     The caller closes it. FileNotFoundError if the folder does not exist.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _still_there(path, fd):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _still_there(path: Path, fd: int) -> bool:
+    """Whether a name still leads to a file that was opened under it.
+
+    Between the opening and the lock another process can remove the folder, and a third one can
+    make it again. A lock on the removed file protects nothing.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _hold(path: Path) -> int:
@@ -130,10 +145,8 @@ def _hold(path: Path) -> int:
         try:
             # Whoever holds it alone is about to remove it, and that does not take long.
             fcntl.flock(fd, fcntl.LOCK_SH)
-            if os.path.samestat(path.stat(), os.fstat(fd)):
+            if _still_there(path, fd):
                 return fd
-        except FileNotFoundError:
-            pass
         except BaseException:
             os.close(fd)
             raise
