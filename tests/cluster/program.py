@@ -13,6 +13,9 @@ batches run. Nodes are counted among those in use:
   nodes; ``fill SECONDS`` of the disk WORK/disk; ``damage N``: a node is killed, and then
   the files of the newest checkpoint are damaged;
 - ``add`` a node and wait for it, ``start`` one, ``retire`` an idle executor, ``wait N`` for N;
+- ``kill-holders OPERATOR SEED WHEN``: the node of a slice of an operator, and two others that have
+  fragments of its state, at once: ``now``, or inside a ``batch``, a ``checkpoint``, a ``scale``, or
+  a ``recovery`` (the two others while the slice is recovered);
 - ``scale OPERATOR N``, ``rebalance``, ``checkpoint``, ``merge`` (wait for one), ``protected``
   (wait until all slices have a backup at another node).
 
@@ -25,11 +28,13 @@ for each batch. Without nodes it runs on this machine with its state in WORK/mem
 
 import json
 import os
+import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +50,7 @@ from anabranch.coordinator import assembly
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Ping
 from anabranch.protocols.model import serving
-from anabranch.protocols.query import Query
+from anabranch.protocols.query import Owner, Query
 from anabranch.queries.running_query import RunningQuery
 from cluster import faults
 
@@ -55,6 +60,14 @@ OPERATORS = ("users", "cities", "sizes", "once", "windows")
 SCHEMA = "at timestamp, user string, city int, fare double, cents bigint, ride string"
 DELAY, TTL, WINDOW = 2, 4, 3
 """Seconds of event time: of the watermark, of a ride's id, of a window."""
+MOMENTS: dict[str, Callable[[Query], bool]] = {
+    "batch": lambda query: query.running,
+    "checkpoint": lambda query: any(
+        waiting.owner is Owner.CHECKPOINT for waiting in query.outstanding.values()
+    ),
+    "scale": lambda query: any(move.transfers for move in query.moves.values()),
+}
+"""Moments of a query at which nodes are killed."""
 
 
 def build(spark, work: Path, *, ordered: bool, files: int) -> ab.Query:
@@ -165,6 +178,8 @@ class Acts:
         elif what == "damage":
             self.cluster.kill(self._used(int(how[0])))
             self._damage()
+        elif what == "kill-holders":
+            self._kill_holders(how[0], random.Random(int(how[1])), how[2])
         elif what == "merge":
             self._await(lambda: any(event.kind == "merge" for event in self.query.events))
         elif what == "wait":
@@ -198,6 +213,27 @@ class Acts:
 
         if self.query._parts.loop.wait_for(protected, 240) is None:
             raise TimeoutError("there are slices without a backup at another node")
+
+    def _kill_holders(self, operator: str, chance: random.Random, when: str) -> None:
+        """Kill the node of a slice, and two of the holders of its newest stored part."""
+        loop = self.query._parts.loop
+        if when in MOMENTS and loop.wait_for(MOMENTS[when], 60) is None:
+            raise TimeoutError(f"there was no {when}")
+        query = loop.query
+        slices = [each for each in serving(query.slices.values()) if each.operator == operator]
+        chosen = chance.choice(sorted(slices, key=lambda each: str(each.id)))
+        parts = [part for part in query.inventory[operator].parts if part.groups & chosen.groups]
+        newest = max(parts, key=lambda part: part.version)
+        others = sorted(set(newest.holders) & query.nodes.keys() - {chosen.node})
+        victims = chance.sample(others, 2)
+        if when == "recovery":
+            self.cluster.kill(chosen.node)
+            if loop.wait_for(lambda query: query.recovery is not None, 60) is None:
+                raise TimeoutError("nothing was recovered")
+        else:
+            victims.insert(chance.randint(0, 2), chosen.node)
+        with ThreadPoolExecutor(len(victims)) as pool:
+            list(pool.map(self.cluster.kill, victims))
 
     def _idle(self) -> list[str]:
         return [host for host, has in self.query.nodes.items() if not has]
@@ -321,6 +357,7 @@ BACKUPS = {
     "files": None,
     "upstream": ab.Upstream(),
     "fragments": ab.Fragments(data=2, parity=2),
+    "4 + 2": ab.Fragments(data=4, parity=2),
     "adapting": ab.Fragments(
         data=2, parity=2, adapt=ab.Adapt(prefer=ab.Prefer.STORAGE, reliability=0.99)
     ),
