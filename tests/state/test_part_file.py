@@ -207,6 +207,35 @@ def test_any_truncation_is_refused(file: bytes) -> None:
             part_file.read(BufferSource(pa.py_buffer(file[:size])), name="x", schema=SCHEMA)
 
 
+@settings(max_examples=400)
+@given(st.data())
+def test_bytes_that_are_missing_or_too_many_are_refused(file: bytes, data: st.DataObject) -> None:
+    """Anywhere, and whichever groups are read."""
+    start = data.draw(st.integers(0, len(file) - 1))
+    end = data.draw(st.integers(start + 1, len(file)))
+    groups = KeyGroups.of(data.draw(st.frozensets(st.integers(0, GROUPS - 1), min_size=1)))
+    for other in (file[:start] + file[end:], file[:end] + file[start:]):
+        for wanted in (None, groups):
+            with pytest.raises(CheckpointCorrupt, match="x: "):
+                part_file.read(BufferSource(pa.py_buffer(other)), name="x", groups=wanted)
+
+
+@dataclass
+class Shrinking(Counting):
+    """A file that is cut off after its index was read."""
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
+        if self.reads:
+            self.data = self.data.slice(0, self.data.size // 2)
+        return super().read(offset, length)
+
+
+def test_a_file_that_is_cut_off_meanwhile_is_refused(tmp_path: Path) -> None:
+    opened = part_file.opened(Shrinking(saved(MANY, tmp_path, 1 << 15)), name="x")
+    with pytest.raises(CheckpointCorrupt, match="x: truncated; of "):
+        opened.read(KeyGroups.parse("100-127"))
+
+
 @given(st.binary(min_size=1, max_size=100))
 def test_what_is_no_part_is_refused(file: bytes, other: bytes) -> None:
     for data in (other, file + other, other + file):

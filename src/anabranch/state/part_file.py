@@ -78,7 +78,8 @@ class BufferSource:
 
     def read(self, offset: int, length: int) -> pa.Buffer:
         """See :class:`Source`."""
-        return self.data.slice(offset, min(length, self.data.size - offset))
+        start = min(offset, self.data.size)
+        return self.data.slice(start, min(length, self.data.size - start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ class _Index:
     segments: tuple[_Segment, ...]
     end: int
     """Where the Arrow stream ends."""
+
+    @property
+    def rows_end(self) -> int:
+        """Where the last segment ends."""
+        return self.segments[-1].end if self.segments else self.head.end
 
 
 def save(capture: Capture, path: Path, segment: int | None = None) -> None:
@@ -376,7 +382,7 @@ def _read_index(source: Source, tail: pa.Buffer, name: str) -> _Index:
         )
     try:
         value = json.loads(found[:length].to_pybytes())
-        return _Index(
+        index = _Index(
             value,
             CheckpointSchema.from_json(value["schema"]),
             KeyGroups.parse(value["groups"]),
@@ -388,6 +394,11 @@ def _read_index(source: Source, tail: pa.Buffer, name: str) -> _Index:
         raise CheckpointCorrupt(
             f"{name}: the checksum is right, but the index cannot be read: {error}"
         ) from error
+    if index.rows_end + len(_END) != end:
+        raise CheckpointCorrupt(
+            f"{name}: has {end} bytes before its index instead of {index.rows_end + len(_END)}"
+        )
+    return index
 
 
 def _read_rows(source: Source, index: _Index, groups: KeyGroups, name: str) -> pa.Table:
@@ -397,7 +408,12 @@ def _read_rows(source: Source, index: _Index, groups: KeyGroups, name: str) -> p
         _verify_rest(source, index, name)
     batches = []
     for run in _runs([each for each in index.segments if _has(each, groups)]):
-        data = source.read(run[0].offset, run[-1].end - run[0].offset)
+        length = run[-1].end - run[0].offset
+        data = source.read(run[0].offset, length)
+        if data.size != length:
+            raise CheckpointCorrupt(
+                f"{name}: truncated; of {length} bytes from {run[0].offset} {data.size} can be read"
+            )
         for each in run:
             found = data.slice(each.offset - run[0].offset, each.length)
             _verify(found, each, name)
@@ -438,6 +454,5 @@ def _verify(found: pa.Buffer, segment: _Segment, name: str) -> None:
 def _verify_rest(source: Source, index: _Index, name: str) -> None:
     """Verify what only other readers need: the schema, and the marker at the end."""
     _verify(source.read(0, index.head.length), index.head, name)
-    at = index.segments[-1].end if index.segments else index.head.end
-    if source.read(at, index.end - at).to_pybytes() != _END:
+    if source.read(index.rows_end, len(_END)).to_pybytes() != _END:
         raise CheckpointCorrupt(f"{name}: its bytes changed after the rows")
