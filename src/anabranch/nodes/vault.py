@@ -328,8 +328,9 @@ def keep_all(coming: Sequence[Incoming]) -> None:
         with coming[0]._failing(MayHaveHappened):
             for folder in made:
                 _flush(folder)
-    for each in coming:
-        each._end()
+    with ExitStack() as ended:
+        for each in coming:
+            ended.callback(each._end)
 
 
 def _make_folder(folder: Path) -> list[Path]:
