@@ -147,6 +147,31 @@ def test_rows_are_put_in_order_a_little_at_a_time(
     assert sorted(back.rows.column("id").to_pylist()) == list(range(200_000))
 
 
+@pytest.mark.parametrize("listed", [1 << 23, 50_000])
+def test_rows_are_not_looked_at_once_for_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int
+) -> None:
+    """Which would take a time that grows with the square of the state."""
+    monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(part_file, "_LISTED", listed, raising=False)
+    looked_at = 0
+    original = np.flatnonzero
+
+    def flatnonzero(mask: np.ndarray) -> np.ndarray:
+        nonlocal looked_at
+        looked_at += len(mask)
+        return original(mask)
+
+    monkeypatch.setattr(np, "flatnonzero", flatnonzero)
+    data = saved(MANY, tmp_path)
+    monkeypatch.undo()
+    assert looked_at <= (1 + 200_000 // listed) * 200_000 * 1.2
+    back = part_file.read(BufferSource(data), name="f")
+    groups, ids = (back.rows.column(name).to_numpy() for name in ("__group", "id"))
+    assert sorted(ids.tolist()) == list(range(200_000))
+    assert (np.diff(ids)[np.diff(groups.astype(int)) == 0] > 0).all()
+
+
 def test_an_arrow_reader_can_open_it(tmp_path: Path) -> None:
     with pa.ipc.open_stream(saved(FULL, tmp_path, 64)) as stream:
         rows = stream.read_all()

@@ -21,7 +21,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,9 @@ _LEAST_SEGMENT = 1 << 15
 _AT_ONCE = 1 << 24
 """About how many bytes of rows are put in order at a time, so that memory does not grow with them.
 """
+_LISTED = 1 << 23
+"""It is noted of about so many rows at a time where they are. Others are passed over once for each
+time."""
 _LEAST_TAIL, _TAIL = 1 << 14, 1 << 18
 """So much is read from the end of a file: all of a small one, else in most cases the index."""
 _MARK = b"anabranch part 2"
@@ -200,18 +203,17 @@ def _in_order(
     for batch in batches:
         counts += np.bincount(batch.column(column).to_numpy(), minlength=len(counts))
     width = max(1.0, table.nbytes / max(1, table.num_rows))
-    for first, last in _spans(counts, _AT_ONCE / width):
-        for rows in _gathered(batches, column, first, last, _AT_ONCE / width):
-            groups = rows.column(column).to_numpy()
-            found = rows.take(pa.array(np.argsort(groups, kind="stable")))
-            there = np.bincount(groups, minlength=len(counts))
-            at = 0
-            for low, high in _spans(there, segment / width):
-                until = at + int(there[low : high + 1].sum())
-                most = max(1, int(segment / width)) if low == high else until - at
-                for start in range(at, until, most):
-                    yield found.slice(start, min(most, until - start))
-                at = until
+    for rows in _gathered(batches, column, counts, _AT_ONCE / width):
+        groups = rows.column(column).to_numpy()
+        found = rows.take(pa.array(np.argsort(groups, kind="stable")))
+        there = np.bincount(groups, minlength=len(counts))
+        at = 0
+        for low, high in _spans(there, segment / width):
+            until = at + int(there[low : high + 1].sum())
+            most = max(1, int(segment / width)) if low == high else until - at
+            for start in range(at, until, most):
+                yield found.slice(start, min(most, until - start))
+            at = until
 
 
 def _spans(counts: Array, most: float) -> Iterator[tuple[int, int]]:
@@ -228,17 +230,59 @@ def _spans(counts: Array, most: float) -> Iterator[tuple[int, int]]:
 
 
 def _gathered(
-    batches: Sequence[pa.RecordBatch], column: int, first: int, last: int, most: float
+    batches: Sequence[pa.RecordBatch], column: int, counts: Array, most: float
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some groups, in the order in which they are; in pieces, if they are very many."""
+    """The rows of some groups after those of others, about so many at a time.
+
+    Those of a group are in the order in which they are, in pieces if they are very many.
+    """
+    for first, last in _spans(counts, _LISTED):
+        listed = (_listed(batch, column, first, last) for batch in batches)
+        if first == last:
+            yield from _taken(listed, first, last, most)
+            continue
+        found = list(listed)
+        for low, high in _spans(counts[first : last + 1], most):
+            yield from _taken(found, first + low, first + high, most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Which rows of a batch are of some groups, in the order of these, and the group of each."""
+
+    batch: pa.RecordBatch
+    rows: Array
+    groups: Array
+
+    def take(self, first: int, last: int) -> pa.RecordBatch | None:
+        """Those of some of the groups, in the order in which they are in the batch."""
+        start, end = np.searchsorted(self.groups, [first, last + 1])
+        if end - start == self.batch.num_rows:
+            return self.batch
+        if start == end:
+            return None
+        # In the order in which they are: memory is then read from one end to the other.
+        return self.batch.take(pa.array(np.sort(self.rows[start:end])))
+
+
+def _listed(batch: pa.RecordBatch, column: int, first: int, last: int) -> _Listed:
+    groups = batch.column(column).to_numpy()
+    of = np.flatnonzero((groups >= first) & (groups <= last)).astype(np.uint32)
+    of = of[np.argsort(groups[of], kind="stable")]
+    return _Listed(batch, of, groups[of])
+
+
+def _taken(
+    listed: Iterable[_Listed], first: int, last: int, most: float
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some groups; in pieces, if it is one group with very many."""
     found: list[pa.RecordBatch] = []
     rows = 0
-    for batch in batches:
-        groups = batch.column(column).to_numpy()
-        of = np.flatnonzero((groups >= first) & (groups <= last))
-        if len(of):
-            found.append(batch if len(of) == len(groups) else batch.take(pa.array(of)))
-            rows += len(of)
+    for each in listed:
+        some = each.take(first, last)
+        if some is not None:
+            found.append(some)
+            rows += some.num_rows
         if first == last and rows > most:
             yield _joined(found)
             found, rows = [], 0
