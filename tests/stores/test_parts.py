@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ from anabranch.stores import (
     state_rows,
     state_schema,
 )
+from anabranch.stores.manifests import open_checkpoints
 from anabranch.stores.parts import Destination
 from anabranch.stores.peers import PeerStore
+from anabranch.stores.retrieval import retrieve_in_pieces
 from anabranch.testing import FaultyStore, MemoryStore
 from anabranch.units import Version
 
@@ -150,6 +153,40 @@ def test_only_files_of_wanted_groups_are_read(captures: list[Capture]) -> None:
     assert found.groups == half
     with pytest.raises(CheckpointNotFound, match=r"parts/000000000000-counter-1-full-"):
         retrieve(store, manifest.operators["counter"])
+
+
+EARLIER = Path(__file__).parent / "earlier"
+"""What ``stored`` wrote to a folder before parts had segments: their format is 1."""
+
+
+def test_a_folder_of_an_earlier_release_is_read_and_written_on(
+    captures: list[Capture], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(EARLIER, folder)
+    manifests, store = open_checkpoints(str(folder))
+    manifest = manifests.get(Version(2))
+    operator = manifest.operators["counter"]
+    assert words(read_state(store, manifest, "counter")) == EXPECTED
+    some = read_state(store, manifest, "counter", KeyGroups.parse("2-4"))
+    assert words(some).items() <= EXPECTED.items()
+    assert set(some["key_group"].to_pylist()) == {2, 3, 4}
+    pieces = list(retrieve_in_pieces(store, operator, piece=100))
+    assert len(pieces) == GROUPS
+    assert sorted(row for each in pieces for row in state_rows(each)["word"].to_pylist()) == sorted(
+        EXPECTED
+    )
+    before = replace(captures[2], base=Version(2), version=Version(3))
+    later = operator.extended([back_up(store, before)], {})
+    manifests.put(Manifest(Version(3), {"counter": later}))
+    latest = manifests.latest()
+    assert latest is not None
+    assert latest.version == 3
+    assert words(read_state(store, latest, "counter")) == EXPECTED
+    part = operator.parts[-1]
+    store.put(part.name, store.get(part.name).to_pybytes()[:-1])
+    with pytest.raises(CheckpointCorrupt, match=part.name):
+        read_state(store, manifest, "counter")
 
 
 def test_an_unknown_operator(captures: list[Capture]) -> None:
