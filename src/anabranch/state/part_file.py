@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ time."""
 _LEAST_TAIL, _TAIL = 1 << 14, 1 << 18
 """So much is read from the end of a file: all of a small one, else in most cases the index."""
 _MARK = b"anabranch part 2"
-_TRAILER = struct.Struct("<Q16sQ")
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -186,7 +184,7 @@ def _index(
             "segments": [[*place, found] for place, found in zip(places, digests, strict=True)],
         }
     index = json.dumps(value).encode()
-    trailer = _TRAILER.pack(len(index), _MARK, 0)[:-8]
+    trailer = checkpoint.TRAILER.pack(len(index), _MARK, 0)[:-8]
     return index + trailer + xxhash.xxh3_64_digest(index + trailer)[::-1]
 
 
@@ -296,11 +294,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def checksum(source: Source) -> str:
     """The checksum at the end of a file, in hexadecimal, without verifying anything."""
-    return _checksum(source.read(source.size - 8, 8))
-
-
-def _checksum(tail: pa.Buffer) -> str:
-    return f"{int.from_bytes(tail[-8:].to_pybytes(), 'little'):016x}"
+    return checkpoint.checksum(source.read(source.size - 8, 8))
 
 
 def read(
@@ -335,10 +329,10 @@ def opened(
         found = _CaptureFile(source, name, schema)
     else:
         found = _SegmentFile(source, tail, name, schema)
-    if expected is not None and _checksum(tail) != expected:
+    if expected is not None and checkpoint.checksum(tail) != expected:
         raise CheckpointCorrupt(
             f"{name}: an undamaged checkpoint file, but not the one in the manifest: its checksum "
-            f"is {_checksum(tail)}, not {expected}"
+            f"is {checkpoint.checksum(tail)}, not {expected}"
         )
     return found
 
@@ -407,17 +401,11 @@ def _tail(source: Source) -> pa.Buffer:
 
 
 def _read_index(source: Source, tail: pa.Buffer, name: str) -> _Index:
-    if tail.size < _TRAILER.size:
-        raise CheckpointCorrupt(f"{name}: truncated; {tail.size} bytes are too few to be a file")
-    length, mark, digest = _TRAILER.unpack(tail[-_TRAILER.size :])
-    if mark != _MARK:
-        raise CheckpointCorrupt(
-            f"{name}: truncated, or not a checkpoint; it ends in {mark!r} instead of {_MARK!r}"
-        )
-    end = source.size - _TRAILER.size - length
+    length, digest = checkpoint.trailer(tail, _MARK, name)
+    end = source.size - checkpoint.TRAILER.size - length
     if end < 0:
         raise CheckpointCorrupt(f"{name}: truncated; its index should have {length} bytes")
-    sealed = length + _TRAILER.size
+    sealed = length + checkpoint.TRAILER.size
     found = tail[-sealed:] if sealed <= tail.size else source.read(end, sealed)
     actual = xxhash.xxh3_64_intdigest(found[:-8])
     if actual != digest:
