@@ -124,14 +124,24 @@ def test_rows_of_a_group_stay_in_order(tmp_path: Path) -> None:
     assert back.rows.column("text").to_pylist() == [f"text of {each}" for each in ids.tolist()]
 
 
-@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("skewed", ["not", "many rows", "long rows"])
 def test_rows_are_put_in_order_a_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: str
 ) -> None:
     """Whether groups are small or one is large: no more than some are copied at once."""
     monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 18)
-    groups = np.where(np.arange(200_000) % 5 == 0, np.arange(200_000) % 128, 3)
-    capture = many(200_000, groups) if skewed else MANY
+    capture = MANY
+    if skewed == "many rows":
+        groups = np.where(np.arange(200_000) % 5 == 0, np.arange(200_000) % 128, 3)
+        capture = many(200_000, groups)
+    elif skewed == "long rows":
+        text = capture.rows.column("text").to_pylist()
+        few = np.flatnonzero(capture.rows.column("__group").to_numpy() == 3)[::16]
+        for row in few.tolist():
+            text[row] = "long " * 4000
+        rows = capture.rows.set_column(4, WIDE.arrow().field("text"), pa.chunked_array([text]))
+        chunks = pa.Table.from_batches(rows.combine_chunks().to_batches(max_chunksize=1 << 14))
+        capture = replace(capture, rows=chunks)
     largest = 0
     original = part_file._joined
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from anabranch.errors import CheckpointCorrupt
@@ -51,6 +52,9 @@ _LISTED = 1 << 23
 time."""
 _LEAST_TAIL, _TAIL = 1 << 14, 1 << 18
 """So much is read from the end of a file: all of a small one, else in most cases the index."""
+_TEXTS = (
+    pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary,
+)  # fmt: skip
 _MARK = b"anabranch part 2"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -198,10 +202,13 @@ def _in_order(
     """The rows in the order of their groups, in batches of whole groups where these are small."""
     batches = [batch for batch in table.to_batches() if batch.num_rows]
     counts = np.zeros(key_groups, np.int64)
+    sizes = np.zeros(key_groups)
     for batch in batches:
-        counts += np.bincount(batch.column(column).to_numpy(), minlength=len(counts))
+        groups = batch.column(column).to_numpy()
+        counts += np.bincount(groups, minlength=len(counts))
+        sizes += np.bincount(groups, _row_bytes(batch), len(counts))
     width = max(1.0, table.nbytes / max(1, table.num_rows))
-    for rows in _gathered(batches, column, counts, _AT_ONCE / width):
+    for rows in _gathered(batches, column, counts, sizes):
         groups = rows.column(column).to_numpy()
         found = rows.take(pa.array(np.argsort(groups, kind="stable")))
         there = np.bincount(groups, minlength=len(counts))
@@ -214,34 +221,46 @@ def _in_order(
             at = until
 
 
+def _row_bytes(batch: pa.RecordBatch) -> Array:
+    """About how many bytes each row has: a few texts may be as large as all other rows."""
+    texts = np.zeros(batch.num_rows)
+    for values in batch.columns:
+        if any(each(values.type) for each in _TEXTS):
+            lengths = pc.binary_length(values).fill_null(0)
+            texts += lengths.to_numpy(zero_copy_only=False)
+    found: Array = texts + max(1.0, (batch.nbytes - texts.sum()) / batch.num_rows)
+    return found
+
+
 def _spans(counts: Array, most: float) -> Iterator[tuple[int, int]]:
-    """Consecutive groups with about so many rows in all: the first and the last of them."""
+    """Consecutive groups with about so many in all: the first and the last of them."""
     first, last, rows = -1, -1, 0
     for group in np.flatnonzero(counts).tolist():
         if first >= 0 and rows + counts[group] > most:
             yield first, last
             first, rows = -1, 0
         first, last = (group if first < 0 else first), group
-        rows += int(counts[group])
+        rows += counts[group]
     if first >= 0:
         yield first, last
 
 
 def _gathered(
-    batches: Sequence[pa.RecordBatch], column: int, counts: Array, most: float
+    batches: Sequence[pa.RecordBatch], column: int, counts: Array, sizes: Array
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some groups after those of others, about so many at a time.
+    """The rows of some groups after those of others, some at a time.
 
-    Those of a group are in the order in which they are, in pieces if they are very many.
+    ``counts`` and ``sizes`` are the rows of each group and their bytes. The rows of a group are in
+    the order in which they are, in pieces if they are very many.
     """
     for first, last in _spans(counts, _LISTED):
         listed = (_listed(batch, column, first, last) for batch in batches)
         if first == last:
-            yield from _taken(listed, first, last, most)
+            yield from _taken(listed, first, last)
             continue
         found = list(listed)
-        for low, high in _spans(counts[first : last + 1], most):
-            yield from _taken(found, first + low, first + high, most)
+        for low, high in _spans(sizes[first : last + 1], _AT_ONCE):
+            yield from _taken(found, first + low, first + high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,20 +289,18 @@ def _listed(batch: pa.RecordBatch, column: int, first: int, last: int) -> _Liste
     return _Listed(batch, of, groups[of])
 
 
-def _taken(
-    listed: Iterable[_Listed], first: int, last: int, most: float
-) -> Iterator[pa.RecordBatch]:
+def _taken(listed: Iterable[_Listed], first: int, last: int) -> Iterator[pa.RecordBatch]:
     """The rows of some groups; in pieces, if it is one group with very many."""
     found: list[pa.RecordBatch] = []
-    rows = 0
+    size = 0
     for each in listed:
         some = each.take(first, last)
         if some is not None:
             found.append(some)
-            rows += some.num_rows
-        if first == last and rows > most:
+            size += some.nbytes
+        if first == last and size > _AT_ONCE:
             yield _joined(found)
-            found, rows = [], 0
+            found, size = [], 0
     if found:
         yield _joined(found)
 
