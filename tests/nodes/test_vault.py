@@ -91,6 +91,28 @@ def test_what_a_node_keeps_for_itself_is_the_first_to_go(
     shutil.rmtree(folder)
 
 
+def test_what_cannot_be_deleted_to_make_room_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vault = Vault(tmp_path / "vault", 100)
+    for name in ("own/a", "own/b"):
+        (tmp_path / "file").write_bytes(b"x" * 40)
+        assert vault.adopt(name, tmp_path / "file")
+    unlink = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "a":
+            raise OSError("the disk is broken")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", failing)
+    vault.put("c", b"x" * 60)
+    assert vault.used == 100
+    assert list(vault.list()) == ["c", "own/a"]
+    with pytest.raises(DidNotHappen, match="no room for 1 bytes"):
+        vault.put("d", b"x")
+
+
 def test_a_node_keeps_nothing_for_itself_under_the_names_of_others(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     vault = Vault(tmp_path / "vault", 100)
