@@ -4,7 +4,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +60,8 @@ def test_a_backup_from_a_capture_is_not_in_memory(
     seen: list[list[Path]] = []
 
     class Store:
-        def put(self, name: str, data: pa.Buffer) -> None:
+        def put_all(self, blocks: Mapping[str, pa.Buffer]) -> None:
+            (data,) = blocks.values()
             seen.append([path for path in tmp_path.rglob("*") if path.is_file()])
             assert not pa.total_allocated_bytes() - before > data.size // 2
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -35,6 +36,7 @@ from anabranch.nodes import (
     Signer,
     Vault,
     Verifier,
+    remote,
 )
 from anabranch.nodes.chunks import CHUNK
 from anabranch.nodes.requests import MOST_BLOCKS, Epoch
@@ -130,6 +132,57 @@ def test_more_names_than_one_request_takes(node: Reached) -> None:
     assert node.get("parts/130").to_pybytes() == b"130"
     node.delete_all(list(blocks))
     assert list(node.list()) == []
+
+
+def test_an_error_of_a_later_request_does_not_deny_the_ones_before(
+    node: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = {f"parts/{number}": b"x" for number in range(MOST_BLOCKS)}
+    large = {"large": np.empty(LIMIT, np.uint8)}
+    with pytest.raises(MayHaveHappened, match=rf"{MOST_BLOCKS} of {MOST_BLOCKS + 1} .*no room"):
+        node.put_all({**blocks, **large})
+    assert len(node.list()) == MOST_BLOCKS
+    monkeypatch.setattr(remote, "_MOST_NAMES", MOST_BLOCKS // 4)
+    ask = node.node.ask
+
+    def lose_the_first(request: Any, deadline: Deadline) -> Any:
+        if "parts/0" in request.names:
+            raise DidNotHappen("nobody there", host="h")
+        return ask(request, deadline)
+
+    monkeypatch.setattr(node.node, "ask", lose_the_first)
+    with pytest.raises(DidNotHappen, match="nobody there"):
+        node.delete_all(list(blocks))
+    monkeypatch.undo()
+    assert len(node.list()) == MOST_BLOCKS // 4, "the other requests were sent all the same"
+
+
+def test_the_same_name_from_many_threads(node: Reached, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request has each name once: the next one replaces it."""
+    sent: list[list[str]] = []
+    first, go_on = threading.Event(), threading.Event()
+    together = node.node._together
+    original = together._send
+
+    def upload(blocks: Blocks, epoch: Epoch, deadline: Deadline) -> None:
+        sent.append([block.name for block, _ in blocks])
+        if len(sent) == 1:
+            first.set()
+            assert go_on.wait(20)
+        original(blocks, epoch, deadline)
+
+    monkeypatch.setattr(together, "_send", upload)
+    with ThreadPoolExecutor(5) as pool:
+        puts = [pool.submit(node.put, "0", b"0")]
+        assert first.wait(20)
+        for number, name in enumerate(("u/x", "u/y") * 2):
+            puts.append(pool.submit(node.put, name, f"{number}".encode()))
+            wait_until(lambda: len(together._waiting) == len(puts) - 1)
+        go_on.set()
+    for each in puts:
+        each.result()
+    assert sent == [["0"], ["u/x", "u/y"], ["u/x", "u/y"]]
+    assert [node.get(name).to_pybytes() for name in ("u/x", "u/y")] == [b"2", b"3"]
 
 
 def test_small_blocks_from_many_threads_go_together(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened, PlanError
-from anabranch.nodes.vault import Incoming, Vault
+from anabranch.nodes.vault import Incoming, Vault, keep_all
 from anabranch.stores.files import PARTIAL
 
 NAMES = st.sampled_from(["a", "b/c", "b/d"])
@@ -89,6 +89,28 @@ def test_what_a_node_keeps_for_itself_is_the_first_to_go(
         assert {name for name in vault.list() if name not in own} == others.keys()
         assert all(vault.get(name).to_pybytes() == b"o" * size for name, size in own.items())
     shutil.rmtree(folder)
+
+
+def test_what_cannot_be_deleted_to_make_room_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vault = Vault(tmp_path / "vault", 100)
+    for name in ("own/a", "own/b"):
+        (tmp_path / "file").write_bytes(b"x" * 40)
+        assert vault.adopt(name, tmp_path / "file")
+    unlink = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "a":
+            raise OSError("the disk is broken")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", failing)
+    vault.put("c", b"x" * 60)
+    assert vault.used == 100
+    assert list(vault.list()) == ["c", "own/a"]
+    with pytest.raises(DidNotHappen, match="no room for 1 bytes"):
+        vault.put("d", b"x")
 
 
 def test_a_node_keeps_nothing_for_itself_under_the_names_of_others(tmp_path: Path) -> None:
@@ -195,6 +217,30 @@ def test_a_put_that_fails_leaves_the_count_right(
     assert list((tmp_path / PARTIAL).iterdir()) == []
     vault.put("b", b"x" * (100 - vault.used))
     assert vault.used == 100
+
+
+def test_of_many_that_are_kept_none_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if the size of one cannot be read again."""
+    vault = Vault(tmp_path, 1000)
+    size = vault._store.size
+
+    def failing(name: str) -> int:
+        if name == "b":
+            raise DidNotHappen("the disk is gone")
+        return size(name)
+
+    monkeypatch.setattr(vault._store, "size", failing)
+    with vault.receiving_all([(name, 10) for name in "abc"]) as coming:
+        for each in coming:
+            each.write(memoryview(b"x" * 10))
+    with pytest.raises(MayHaveHappened, match="b may have been changed: the disk is gone"):
+        keep_all(coming)
+    assert vault._coming == vault._written == 0
+    for each in coming:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each._descriptor)
 
 
 def test_without_a_limit_a_part_of_the_disk_stays_free(

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from anabranch.cli import main
 from anabranch.errors import (
     CheckpointNotFound,
     DidNotHappen,
@@ -270,6 +272,12 @@ def test_the_four_calls(ring: LocalRing) -> None:
     assert bytes(recompute(found)) == state
     at = {p.name.index: p.node.host for p in survey(client, OWNER, "words/7").pieces}
     assert [text.partition(" ")[2] for text in found[0].label.holders] == [at[i] for i in range(5)]
+    find = ["ring", "find", "words/7", "--ring", str(ring.file)]
+    shown = CliRunner().invoke(main, [*find, "--query", "calls", "--owner", OWNER])
+    assert "5 of 5 fragments are there, 3 are needed: enough" in shown.output
+    lost = CliRunner().invoke(main, find)
+    assert lost.exit_code == 1
+    assert "has a fragment of words/7 that belongs to words: give the name as it is" in lost.output
     ring.kill([at[found[0].label.index], at[found[1].label.index]])
     assert bytes(recompute(retrieve("words/7", client, owner=OWNER))) == state
 

@@ -124,14 +124,24 @@ def test_rows_of_a_group_stay_in_order(tmp_path: Path) -> None:
     assert back.rows.column("text").to_pylist() == [f"text of {each}" for each in ids.tolist()]
 
 
-@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("skewed", ["not", "many rows", "long rows"])
 def test_rows_are_put_in_order_a_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: str
 ) -> None:
     """Whether groups are small or one is large: no more than some are copied at once."""
     monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 18)
-    groups = np.where(np.arange(200_000) % 5 == 0, np.arange(200_000) % 128, 3)
-    capture = many(200_000, groups) if skewed else MANY
+    capture = MANY
+    if skewed == "many rows":
+        groups = np.where(np.arange(200_000) % 5 == 0, np.arange(200_000) % 128, 3)
+        capture = many(200_000, groups)
+    elif skewed == "long rows":
+        text = capture.rows.column("text").to_pylist()
+        few = np.flatnonzero(capture.rows.column("__group").to_numpy() == 3)[::16]
+        for row in few.tolist():
+            text[row] = "long " * 4000
+        rows = capture.rows.set_column(4, WIDE.arrow().field("text"), pa.chunked_array([text]))
+        chunks = pa.Table.from_batches(rows.combine_chunks().to_batches(max_chunksize=1 << 14))
+        capture = replace(capture, rows=chunks)
     largest = 0
     original = part_file._joined
 
@@ -145,6 +155,31 @@ def test_rows_are_put_in_order_a_little_at_a_time(
     assert 0 < largest < 4 << 18
     assert back.rows.num_rows == 200_000
     assert sorted(back.rows.column("id").to_pylist()) == list(range(200_000))
+
+
+@pytest.mark.parametrize("listed", [1 << 23, 50_000])
+def test_rows_are_not_looked_at_once_for_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int
+) -> None:
+    """Which would take a time that grows with the square of the state."""
+    monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(part_file, "_LISTED", listed, raising=False)
+    looked_at = 0
+    original = np.flatnonzero
+
+    def flatnonzero(mask: np.ndarray) -> np.ndarray:
+        nonlocal looked_at
+        looked_at += len(mask)
+        return original(mask)
+
+    monkeypatch.setattr(np, "flatnonzero", flatnonzero)
+    data = saved(MANY, tmp_path)
+    monkeypatch.undo()
+    assert looked_at <= (1 + 200_000 // listed) * 200_000 * 1.2
+    back = part_file.read(BufferSource(data), name="f")
+    groups, ids = (back.rows.column(name).to_numpy() for name in ("__group", "id"))
+    assert sorted(ids.tolist()) == list(range(200_000))
+    assert (np.diff(ids)[np.diff(groups.astype(int)) == 0] > 0).all()
 
 
 def test_an_arrow_reader_can_open_it(tmp_path: Path) -> None:
@@ -205,6 +240,35 @@ def test_any_truncation_is_refused(file: bytes) -> None:
     for size in range(len(file)):
         with pytest.raises(CheckpointCorrupt, match="x: "):
             part_file.read(BufferSource(pa.py_buffer(file[:size])), name="x", schema=SCHEMA)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_bytes_that_are_missing_or_too_many_are_refused(file: bytes, data: st.DataObject) -> None:
+    """Anywhere, and whichever groups are read."""
+    start = data.draw(st.integers(0, len(file) - 1))
+    end = data.draw(st.integers(start + 1, len(file)))
+    groups = KeyGroups.of(data.draw(st.frozensets(st.integers(0, GROUPS - 1), min_size=1)))
+    for other in (file[:start] + file[end:], file[:end] + file[start:]):
+        for wanted in (None, groups):
+            with pytest.raises(CheckpointCorrupt, match="x: "):
+                part_file.read(BufferSource(pa.py_buffer(other)), name="x", groups=wanted)
+
+
+@dataclass
+class Shrinking(Counting):
+    """A file that is cut off after its index was read."""
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
+        if self.reads:
+            self.data = self.data.slice(0, self.data.size // 2)
+        return super().read(offset, length)
+
+
+def test_a_file_that_is_cut_off_meanwhile_is_refused(tmp_path: Path) -> None:
+    opened = part_file.opened(Shrinking(saved(MANY, tmp_path, 1 << 15)), name="x")
+    with pytest.raises(CheckpointCorrupt, match="x: truncated; of "):
+        opened.read(KeyGroups.parse("100-127"))
 
 
 @given(st.binary(min_size=1, max_size=100))

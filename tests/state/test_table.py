@@ -20,7 +20,9 @@ from anabranch.errors import (
     StateLocked,
     StateMissing,
 )
+from anabranch.state import capture as captures
 from anabranch.state import schema
+from anabranch.state.groups import KeyGroups
 from anabranch.state.keys import KeyLayout
 from anabranch.state.lock import locked
 from anabranch.state.maintenance import NO_UPKEEP, Upkeep
@@ -338,3 +340,25 @@ def test_a_table_says_what_was_done_to_it(table: StateTable) -> None:
 def test_bytes_is_what_the_file_takes(table: StateTable) -> None:
     assert table.bytes == (table.folder / "table").stat().st_blocks * 512
     assert table.bytes < 2_000_000
+
+
+def test_a_few_long_rows_are_captured_in_batches_of_the_usual_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short most rows are: the texts of a batch must fit into one Arrow array."""
+    monkeypatch.setattr(captures, "_CHUNK_BYTES", 1 << 14)
+    texts = ["short"] * 3000
+    texts[1000:1100] = ["long" * 1000] * 100
+    table = StateTable.create(tmp_path / "t", LAYOUT)
+    with table.lock(0):
+        table.begin(Version(0), 0)
+        rows = table.rows(encode([(f"{n}", 0) for n in range(3000)]))
+        table.set("text", rows, texts)
+        taken = captures.capturing(table, "op", 0, groups=KeyGroups.all(128), base=None)
+        batches = list(taken.batches())
+        table.finish()
+    assert max(batch.nbytes for batch in batches) < 4 << 14
+    rows_of = pa.Table.from_batches(batches)
+    assert sorted(rows_of["text"].to_pylist()) == sorted(texts)
+    assert table.text_bytes(rows).tolist() == [len(text) for text in texts]
+    table.close()

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from anabranch.backup.policy import NodeLimits
+from anabranch.backup.policy import NodeLimits, limits_of
 from anabranch.errors import PlanError
 from anabranch.fragments import Adapt, Choice, Holder, Measured, check_shape, choose, spread
 from anabranch.fragments.layout import row_of_stripe
@@ -15,7 +15,7 @@ from anabranch.ring import NodeId, Settings, distance
 from anabranch.state.part import COPIES, Part, Shape
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.peers import AT_PEERS
-from anabranch.units import Duration, Size, byte_count, microseconds
+from anabranch.units import Duration, Size, byte_count
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,7 @@ class Fragments:
                 f"Fragments: adapt={self.adapt!r}: give an Adapt, such as Adapt(overhead=0.5), or "
                 "None"
             )
-        if not 0.1 <= self.limits.silence <= 3600:
-            raise PlanError(
-                f"Fragments: timeout={self.timeout!r}: it must be from 0.1 seconds to 1 hour"
-            )
+        limits_of("Fragments", self.capacity, self.timeout)
 
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
@@ -165,11 +162,7 @@ class Fragments:
     @property
     def limits(self) -> NodeLimits:
         """As the user has said."""
-        capacity = self.capacity
-        return NodeLimits(
-            None if capacity is None else byte_count(capacity, what="Fragments: capacity"),
-            microseconds(self.timeout, what="Fragments: timeout") / 1e6,
-        )
+        return limits_of("Fragments", self.capacity, self.timeout)
 
 
 def _nearest(host: str, others: Collection[str], count: int, parity: int) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from anabranch.errors import PlanError
 from anabranch.state.part import Part, Shape
 from anabranch.stores.address import StoreAddress
+from anabranch.units import Duration, Size, byte_count, microseconds
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,15 @@ class NodeLimits:
     of a twentieth of the disk."""
     silence: float = 30.0
     """Seconds for which a node may be silent, or a transfer stand still, before it has failed."""
+
+
+def limits_of(policy: str, capacity: Size | None, timeout: Duration) -> NodeLimits:
+    """The limits that a policy of this name was given. PlanError if they make no sense."""
+    silence = microseconds(timeout, what=f"{policy}: timeout") / 1e6
+    if not 0.1 <= silence <= 3600:
+        raise PlanError(f"{policy}: timeout={timeout!r}: it must be from 0.1 seconds to 1 hour")
+    most = None if capacity is None else byte_count(capacity, what=f"{policy}: capacity")
+    return NodeLimits(most, silence)
 
 
 class Backup(Protocol):

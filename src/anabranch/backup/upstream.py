@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-from anabranch.backup.policy import NodeLimits
-from anabranch.errors import PlanError
+from anabranch.backup.policy import NodeLimits, limits_of
 from anabranch.state.part import COPIES, Part, Shape
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.peers import AT_PEERS
-from anabranch.units import Duration, Size, byte_count, microseconds
+from anabranch.units import Duration, Size
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,7 @@ class Upstream:
     """How long a node may be silent, or a transfer stall, before the request counts as failed."""
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.limits.silence <= 3600:
-            raise PlanError(
-                f"Upstream: timeout={self.timeout!r}: it must be from 0.1 seconds to 1 hour"
-            )
+        limits_of("Upstream", self.capacity, self.timeout)
 
     def holders(
         self, owner: str, key: str, nodes: Collection[str], senders: Collection[str]
@@ -65,11 +61,7 @@ class Upstream:
     @property
     def limits(self) -> NodeLimits:
         """As the user has said."""
-        capacity = self.capacity
-        return NodeLimits(
-            None if capacity is None else byte_count(capacity, what="Upstream: capacity"),
-            microseconds(self.timeout, what="Upstream: timeout") / 1e6,
-        )
+        return limits_of("Upstream", self.capacity, self.timeout)
 
 
 def holder(key: str, own: str, upstream: Collection[str]) -> str:

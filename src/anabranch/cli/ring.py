@@ -124,7 +124,7 @@ def status(file: str) -> None:
         )
     console.print(table)
     racks = len({view.me.id.label for view in views})
-    console.print(f"{len(views)} nodes in {racks} racks")
+    console.print(f"{_count(len(views), 'node')} in {_count(racks, 'rack')}")
     if problems:
         console.print(f"the ring is not closed: {problems} nodes do not know their neighbours")
     else:
@@ -135,14 +135,17 @@ def status(file: str) -> None:
 @click.argument("name")
 @_file
 @click.option("--query", help="Its id, in query.json; by default what the name begins with.")
-def find(name: str, file: str, query: str | None) -> None:
+@click.option("--owner", help="The host that it was stored for; by default the one in the name.")
+def find(name: str, file: str, query: str | None, owner: str | None) -> None:
     """Show where the fragments of the state NAME are, and whether they are enough.
 
-    NAME is that of a part in a manifest.
+    NAME is that of a part in a manifest. For one that was stored with ab.save give --query states,
+    and the --owner of its fragments.
     """
     whose = name.partition("/")[0] if query is None else query
+    place = owner_of(name, whose) if owner is None else owner
     with Ring.open(file, whose) as client:
-        found = survey(client, owner_of(name, whose), name)
+        found = survey(client, place, name)
         if not found.complete:
             widen(client, found)
     for pieces in found.generations().values():
@@ -150,7 +153,11 @@ def find(name: str, file: str, query: str | None) -> None:
     for id, error in found.silent.items():
         click.echo(f"{found.asked[id].host} does not answer: {error}")
     if not found.pieces:
-        raise CheckpointNotFound(f"no node of the ring has a fragment of {name}")
+        raise CheckpointNotFound(
+            f"none of the {len(found.asked)} nodes next to the place of {place} has a fragment of "
+            f"{name} that belongs to {whose}: give the name as it is in a manifest, or --query and "
+            "--owner with which it was stored"
+        )
 
 
 def _show_pieces(pieces: Sequence[Piece]) -> None:
@@ -171,6 +178,10 @@ def _show_pieces(pieces: Sequence[Piece]) -> None:
 
 def _indexes(pieces: Sequence[Piece]) -> range:
     return range(pieces[0].name.total)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _wrong(view: View, views: Sequence[View]) -> str:

@@ -215,8 +215,16 @@ class NodeStore:
             )
             for name, view in views
         ]
-        for some in batched(told, MOST_BLOCKS):
-            self.node.put(some, self._epoch, self._deadline())
+        for number, some in enumerate(batched(told, MOST_BLOCKS)):
+            try:
+                self.node.put(some, self._epoch, self._deadline())
+            except DidNotHappen as error:
+                if number == 0:
+                    raise
+                raise MayHaveHappened(
+                    f"{number * MOST_BLOCKS} of {len(told)} blocks were stored: {error}",
+                    host=error.host,
+                ) from error
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
         """See :meth:`anabranch.stores.BackupStore.get`. A large backup is a mapped file."""
@@ -234,8 +242,14 @@ class NodeStore:
     def delete_all(self, names: Collection[str]) -> None:
         """See :meth:`anabranch.stores.BackupStore.delete_all`."""
         checked = [BackupName(check_name(name)) for name in names]
+        failed: StoreError | None = None
         for some in batched(checked, _MOST_NAMES):
-            self.node.ask(Delete(epoch=self._epoch, names=some), self._deadline())
+            try:
+                self.node.ask(Delete(epoch=self._epoch, names=some), self._deadline())
+            except StoreError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def size(self, name: str) -> int:
         """See :meth:`anabranch.stores.BackupStore.size`."""

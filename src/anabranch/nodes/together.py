@@ -60,12 +60,15 @@ class Together:
             if mine.done:
                 return []
             found: list[_Waiting] = []
+            names: set[str] = set()
             blocks = size = 0
             for each in self._waiting:
                 blocks += len(each.blocks)
                 size += sum(len(view) for _, view in each.blocks)
+                names.update(block.name for block, _ in each.blocks)
                 if each.epoch != self._waiting[0].epoch or (
-                    found and (blocks > MOST_BLOCKS or size > SMALL)
+                    # A name that comes twice is replaced by the next request.
+                    found and (blocks > MOST_BLOCKS or size > SMALL or len(names) < blocks)
                 ):
                     break
                 found.append(each)

@@ -217,9 +217,13 @@ class Vault:
 
     def _evict(self, name: str) -> None:
         """Delete a file that this node keeps for itself, to make room."""
-        del self._own[name]
-        self._used -= self._sizes.pop(name, 0)
-        (self._folder / name).unlink(missing_ok=True)
+        del self._own[name]  # it is not tried again, and still counts if it cannot be deleted
+        try:
+            (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("Cannot delete %s to make room: %s", name, error)
+        else:
+            self._used -= self._sizes.pop(name, 0)
 
     def _release_room(self, size: int, written: int) -> None:
         with self._lock:
@@ -328,8 +332,9 @@ def keep_all(coming: Sequence[Incoming]) -> None:
         with coming[0]._failing(MayHaveHappened):
             for folder in made:
                 _flush(folder)
-    for each in coming:
-        each._end()
+    with ExitStack() as ended:
+        for each in coming:
+            ended.callback(each._end)
 
 
 def _make_folder(folder: Path) -> list[Path]:

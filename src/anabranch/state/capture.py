@@ -199,10 +199,15 @@ class TableCapture(CaptureInfo):
                 some = self.table.of_groups(piece, self.groups)
             held = np.concatenate([held, some]) if len(held) else some
             while len(held) >= most:
-                yield _gather(self.table, self.schema, held[:most], deleted)
+                yield from self._copied(held[:most], deleted)
                 held = held[most:]
         if len(held):
-            yield _gather(self.table, self.schema, held, deleted)
+            yield from self._copied(held, deleted)
+
+    def _copied(self, rows: Array, deleted: bool) -> Iterator[pa.RecordBatch]:
+        """Rows of the usual size in one batch, and in several if some are much longer."""
+        for some in [rows] if deleted else _cut(rows, self.table.text_bytes(rows)):
+            yield _gather(self.table, self.schema, some, deleted)
 
 
 def capturing(
@@ -244,6 +249,14 @@ def capture(
     of = capturing(table, operator, instance, groups=groups, base=base, whole=whole)
     rows = pa.Table.from_batches(list(of.batches()), of.schema.arrow())
     return Capture(operator, instance, of.version, base, groups, of.schema, rows)
+
+
+def _cut(rows: Array, sizes: Array) -> list[Array]:
+    """The rows in pieces that have not many more bytes than are gathered at a time."""
+    ends = np.cumsum(sizes)
+    if len(ends) == 0 or ends[-1] <= 2 * _CHUNK_BYTES:
+        return [rows]
+    return np.split(rows, np.flatnonzero(np.diff(ends // _CHUNK_BYTES)) + 1)
 
 
 def _gather(

@@ -32,7 +32,8 @@ from anabranch.state.groups import KeyGroups
 from anabranch.units import Version
 
 _MARK = b"anabranch ckpt 1"
-_TRAILER = struct.Struct("<Q16sQ")
+TRAILER = struct.Struct("<Q16sQ")
+"""The end of a file: a length, the mark of its format, and a checksum."""
 _HEADER = b"anabranch"
 
 
@@ -40,7 +41,7 @@ def write(capture: Capture) -> pa.Buffer:
     """The bytes of a checkpoint file. This is slow, and must be off the critical path."""
     measure = pa.MockOutputStream()  # so that the rows are copied once, into a buffer that fits
     _stream(measure, capture)
-    data = pa.allocate_buffer(measure.size() + _TRAILER.size)
+    data = pa.allocate_buffer(measure.size() + TRAILER.size)
     _stream(pa.FixedSizeBufferWriter(data), capture)
     seal(memoryview(data).cast("B"))
     return data
@@ -58,7 +59,7 @@ def save(capture: Capture | TableCapture, path: Path) -> None:
         os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
         with pa.OSFile(str(half), "wb") as sink:
             _stream(sink, capture)
-            sink.write(bytes(_TRAILER.size))
+            sink.write(bytes(TRAILER.size))
         with (
             half.open("r+b") as file,
             mmap.mmap(file.fileno(), 0) as mapped,
@@ -92,8 +93,8 @@ def _stream(sink: pa.NativeFile, capture: Capture | TableCapture) -> None:
 
 def seal(view: memoryview) -> None:
     """Close the file whose Arrow stream is in these bytes, up to the room for the trailer."""
-    stream = len(view) - _TRAILER.size
-    _TRAILER.pack_into(view, stream, stream, _MARK, 0)
+    stream = len(view) - TRAILER.size
+    TRAILER.pack_into(view, stream, stream, _MARK, 0)
     digest = xxhash.xxh3_64_intdigest(view[:-8])
     struct.pack_into("<Q", view, len(view) - 8, digest)
 
@@ -144,31 +145,40 @@ def as_expected(capture: Capture, schema: CheckpointSchema | None, name: str) ->
 
 def is_capture_file(tail: pa.Buffer) -> bool:
     """Whether bytes are the end of such a file."""
-    if tail.size < _TRAILER.size:
+    if tail.size < TRAILER.size:
         return False
-    _, mark, _ = _TRAILER.unpack(tail[-_TRAILER.size :])
+    _, mark, _ = TRAILER.unpack(tail[-TRAILER.size :])
     return bool(mark == _MARK)
+
+
+def trailer(data: pa.Buffer, mark: bytes, name: str) -> tuple[int, int]:
+    """The length and the checksum at the end of a file of this mark.
+
+    CheckpointCorrupt if these bytes are not the end of one.
+    """
+    if data.size < TRAILER.size:
+        raise CheckpointCorrupt(f"{name}: truncated; {data.size} bytes are too few to be a file")
+    length, found, digest = TRAILER.unpack(data[-TRAILER.size :])
+    if found != mark:
+        raise CheckpointCorrupt(
+            f"{name}: truncated, or not a checkpoint; it ends in {found!r} instead of {mark!r}"
+        )
+    return int(length), int(digest)
 
 
 def _verified(data: pa.Buffer, name: str) -> int:
     """The length of the stream, after verifying that the file is complete and unchanged."""
-    if data.size < _TRAILER.size:
-        raise CheckpointCorrupt(f"{name}: truncated; {data.size} bytes are too few to be a file")
-    size, mark, digest = _TRAILER.unpack(data[-_TRAILER.size :])
-    if mark != _MARK:
+    size, digest = trailer(data, _MARK, name)
+    if size != data.size - TRAILER.size:
         raise CheckpointCorrupt(
-            f"{name}: truncated, or not a checkpoint; it ends in {mark!r} instead of {_MARK!r}"
-        )
-    if size != data.size - _TRAILER.size:
-        raise CheckpointCorrupt(
-            f"{name}: should have {size + _TRAILER.size} bytes and has {data.size}"
+            f"{name}: should have {size + TRAILER.size} bytes and has {data.size}"
         )
     found = xxhash.xxh3_64_intdigest(data[:-8])
     if found != digest:
         raise CheckpointCorrupt(
             f"{name}: the checksum is {found:016x} instead of {digest:016x}, so its bytes changed"
         )
-    return int(size)
+    return size
 
 
 def capture_of(header: dict[str, Any], schema: CheckpointSchema, rows: pa.Table) -> Capture:

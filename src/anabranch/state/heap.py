@@ -94,6 +94,11 @@ class Heap:
         buffers = [validity, offset_bytes(kind, at), pa.py_buffer(data)]
         return pa.Array.from_buffers(kind, len(rows), buffers)
 
+    def lengths(self, rows: Array) -> Array:
+        """The length of the value of each row; 0 for a null."""
+        found: Array = np.maximum(self.owner.words[2 * rows + 1].astype(np.int64) - 1, 0)
+        return found
+
     def drop(self, counters: HeapCounters, rows: Array) -> None:
         """Make the values of rows null."""
         counters.live -= kernels.in_use(self.owner.words, rows)

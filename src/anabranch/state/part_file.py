@@ -20,8 +20,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from anabranch.errors import CheckpointCorrupt
@@ -47,10 +47,15 @@ _LEAST_SEGMENT = 1 << 15
 _AT_ONCE = 1 << 24
 """About how many bytes of rows are put in order at a time, so that memory does not grow with them.
 """
+_LISTED = 1 << 23
+"""It is noted of about so many rows at a time where they are. Others are passed over once for each
+time."""
 _LEAST_TAIL, _TAIL = 1 << 14, 1 << 18
 """So much is read from the end of a file: all of a small one, else in most cases the index."""
+_TEXTS = (
+    pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary,
+)  # fmt: skip
 _MARK = b"anabranch part 2"
-_TRAILER = struct.Struct("<Q16sQ")
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -78,7 +83,8 @@ class BufferSource:
 
     def read(self, offset: int, length: int) -> pa.Buffer:
         """See :class:`Source`."""
-        return self.data.slice(offset, min(length, self.data.size - offset))
+        start = min(offset, self.data.size)
+        return self.data.slice(start, min(length, self.data.size - start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,11 @@ class _Index:
     segments: tuple[_Segment, ...]
     end: int
     """Where the Arrow stream ends."""
+
+    @property
+    def rows_end(self) -> int:
+        """Where the last segment ends."""
+        return self.segments[-1].end if self.segments else self.head.end
 
 
 def save(capture: Capture, path: Path, segment: int | None = None) -> None:
@@ -177,7 +188,7 @@ def _index(
             "segments": [[*place, found] for place, found in zip(places, digests, strict=True)],
         }
     index = json.dumps(value).encode()
-    trailer = _TRAILER.pack(len(index), _MARK, 0)[:-8]
+    trailer = checkpoint.TRAILER.pack(len(index), _MARK, 0)[:-8]
     return index + trailer + xxhash.xxh3_64_digest(index + trailer)[::-1]
 
 
@@ -191,51 +202,105 @@ def _in_order(
     """The rows in the order of their groups, in batches of whole groups where these are small."""
     batches = [batch for batch in table.to_batches() if batch.num_rows]
     counts = np.zeros(key_groups, np.int64)
+    sizes = np.zeros(key_groups)
     for batch in batches:
-        counts += np.bincount(batch.column(column).to_numpy(), minlength=len(counts))
+        groups = batch.column(column).to_numpy()
+        counts += np.bincount(groups, minlength=len(counts))
+        sizes += np.bincount(groups, _row_bytes(batch), len(counts))
     width = max(1.0, table.nbytes / max(1, table.num_rows))
-    for first, last in _spans(counts, _AT_ONCE / width):
-        for rows in _gathered(batches, column, first, last, _AT_ONCE / width):
-            groups = rows.column(column).to_numpy()
-            found = rows.take(pa.array(np.argsort(groups, kind="stable")))
-            there = np.bincount(groups, minlength=len(counts))
-            at = 0
-            for low, high in _spans(there, segment / width):
-                until = at + int(there[low : high + 1].sum())
-                most = max(1, int(segment / width)) if low == high else until - at
-                for start in range(at, until, most):
-                    yield found.slice(start, min(most, until - start))
-                at = until
+    for rows in _gathered(batches, column, counts, sizes):
+        groups = rows.column(column).to_numpy()
+        found = rows.take(pa.array(np.argsort(groups, kind="stable")))
+        there = np.bincount(groups, minlength=len(counts))
+        at = 0
+        for low, high in _spans(there, segment / width):
+            until = at + int(there[low : high + 1].sum())
+            most = max(1, int(segment / width)) if low == high else until - at
+            for start in range(at, until, most):
+                yield found.slice(start, min(most, until - start))
+            at = until
+
+
+def _row_bytes(batch: pa.RecordBatch) -> Array:
+    """About how many bytes each row has: a few texts may be as large as all other rows."""
+    texts = np.zeros(batch.num_rows)
+    for values in batch.columns:
+        if any(each(values.type) for each in _TEXTS):
+            lengths = pc.binary_length(values).fill_null(0)
+            texts += lengths.to_numpy(zero_copy_only=False)
+    found: Array = texts + max(1.0, (batch.nbytes - texts.sum()) / batch.num_rows)
+    return found
 
 
 def _spans(counts: Array, most: float) -> Iterator[tuple[int, int]]:
-    """Consecutive groups with about so many rows in all: the first and the last of them."""
+    """Consecutive groups with about so many in all: the first and the last of them."""
     first, last, rows = -1, -1, 0
     for group in np.flatnonzero(counts).tolist():
         if first >= 0 and rows + counts[group] > most:
             yield first, last
             first, rows = -1, 0
         first, last = (group if first < 0 else first), group
-        rows += int(counts[group])
+        rows += counts[group]
     if first >= 0:
         yield first, last
 
 
 def _gathered(
-    batches: Sequence[pa.RecordBatch], column: int, first: int, last: int, most: float
+    batches: Sequence[pa.RecordBatch], column: int, counts: Array, sizes: Array
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some groups, in the order in which they are; in pieces, if they are very many."""
+    """The rows of some groups after those of others, some at a time.
+
+    ``counts`` and ``sizes`` are the rows of each group and their bytes. The rows of a group are in
+    the order in which they are, in pieces if they are very many.
+    """
+    for first, last in _spans(counts, _LISTED):
+        listed = (_listed(batch, column, first, last) for batch in batches)
+        if first == last:
+            yield from _taken(listed, first, last)
+            continue
+        found = list(listed)
+        for low, high in _spans(sizes[first : last + 1], _AT_ONCE):
+            yield from _taken(found, first + low, first + high)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Which rows of a batch are of some groups, in the order of these, and the group of each."""
+
+    batch: pa.RecordBatch
+    rows: Array
+    groups: Array
+
+    def take(self, first: int, last: int) -> pa.RecordBatch | None:
+        """Those of some of the groups, in the order in which they are in the batch."""
+        start, end = np.searchsorted(self.groups, [first, last + 1])
+        if end - start == self.batch.num_rows:
+            return self.batch
+        if start == end:
+            return None
+        # In the order in which they are: memory is then read from one end to the other.
+        return self.batch.take(pa.array(np.sort(self.rows[start:end])))
+
+
+def _listed(batch: pa.RecordBatch, column: int, first: int, last: int) -> _Listed:
+    groups = batch.column(column).to_numpy()
+    of = np.flatnonzero((groups >= first) & (groups <= last)).astype(np.uint32)
+    of = of[np.argsort(groups[of], kind="stable")]
+    return _Listed(batch, of, groups[of])
+
+
+def _taken(listed: Iterable[_Listed], first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """The rows of some groups; in pieces, if it is one group with very many."""
     found: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        groups = batch.column(column).to_numpy()
-        of = np.flatnonzero((groups >= first) & (groups <= last))
-        if len(of):
-            found.append(batch if len(of) == len(groups) else batch.take(pa.array(of)))
-            rows += len(of)
-        if first == last and rows > most:
+    size = 0
+    for each in listed:
+        some = each.take(first, last)
+        if some is not None:
+            found.append(some)
+            size += some.nbytes
+        if first == last and size > _AT_ONCE:
             yield _joined(found)
-            found, rows = [], 0
+            found, size = [], 0
     if found:
         yield _joined(found)
 
@@ -246,11 +311,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def checksum(source: Source) -> str:
     """The checksum at the end of a file, in hexadecimal, without verifying anything."""
-    return _checksum(source.read(source.size - 8, 8))
-
-
-def _checksum(tail: pa.Buffer) -> str:
-    return f"{int.from_bytes(tail[-8:].to_pybytes(), 'little'):016x}"
+    return checkpoint.checksum(source.read(source.size - 8, 8))
 
 
 def read(
@@ -285,10 +346,10 @@ def opened(
         found = _CaptureFile(source, name, schema)
     else:
         found = _SegmentFile(source, tail, name, schema)
-    if expected is not None and _checksum(tail) != expected:
+    if expected is not None and checkpoint.checksum(tail) != expected:
         raise CheckpointCorrupt(
             f"{name}: an undamaged checkpoint file, but not the one in the manifest: its checksum "
-            f"is {_checksum(tail)}, not {expected}"
+            f"is {checkpoint.checksum(tail)}, not {expected}"
         )
     return found
 
@@ -357,17 +418,11 @@ def _tail(source: Source) -> pa.Buffer:
 
 
 def _read_index(source: Source, tail: pa.Buffer, name: str) -> _Index:
-    if tail.size < _TRAILER.size:
-        raise CheckpointCorrupt(f"{name}: truncated; {tail.size} bytes are too few to be a file")
-    length, mark, digest = _TRAILER.unpack(tail[-_TRAILER.size :])
-    if mark != _MARK:
-        raise CheckpointCorrupt(
-            f"{name}: truncated, or not a checkpoint; it ends in {mark!r} instead of {_MARK!r}"
-        )
-    end = source.size - _TRAILER.size - length
+    length, digest = checkpoint.trailer(tail, _MARK, name)
+    end = source.size - checkpoint.TRAILER.size - length
     if end < 0:
         raise CheckpointCorrupt(f"{name}: truncated; its index should have {length} bytes")
-    sealed = length + _TRAILER.size
+    sealed = length + checkpoint.TRAILER.size
     found = tail[-sealed:] if sealed <= tail.size else source.read(end, sealed)
     actual = xxhash.xxh3_64_intdigest(found[:-8])
     if actual != digest:
@@ -376,7 +431,7 @@ def _read_index(source: Source, tail: pa.Buffer, name: str) -> _Index:
         )
     try:
         value = json.loads(found[:length].to_pybytes())
-        return _Index(
+        index = _Index(
             value,
             CheckpointSchema.from_json(value["schema"]),
             KeyGroups.parse(value["groups"]),
@@ -388,6 +443,11 @@ def _read_index(source: Source, tail: pa.Buffer, name: str) -> _Index:
         raise CheckpointCorrupt(
             f"{name}: the checksum is right, but the index cannot be read: {error}"
         ) from error
+    if index.rows_end + len(_END) != end:
+        raise CheckpointCorrupt(
+            f"{name}: has {end} bytes before its index instead of {index.rows_end + len(_END)}"
+        )
+    return index
 
 
 def _read_rows(source: Source, index: _Index, groups: KeyGroups, name: str) -> pa.Table:
@@ -397,7 +457,12 @@ def _read_rows(source: Source, index: _Index, groups: KeyGroups, name: str) -> p
         _verify_rest(source, index, name)
     batches = []
     for run in _runs([each for each in index.segments if _has(each, groups)]):
-        data = source.read(run[0].offset, run[-1].end - run[0].offset)
+        length = run[-1].end - run[0].offset
+        data = source.read(run[0].offset, length)
+        if data.size != length:
+            raise CheckpointCorrupt(
+                f"{name}: truncated; of {length} bytes from {run[0].offset} {data.size} can be read"
+            )
         for each in run:
             found = data.slice(each.offset - run[0].offset, each.length)
             _verify(found, each, name)
@@ -438,6 +503,5 @@ def _verify(found: pa.Buffer, segment: _Segment, name: str) -> None:
 def _verify_rest(source: Source, index: _Index, name: str) -> None:
     """Verify what only other readers need: the schema, and the marker at the end."""
     _verify(source.read(0, index.head.length), index.head, name)
-    at = index.segments[-1].end if index.segments else index.head.end
-    if source.read(at, index.end - at).to_pybytes() != _END:
+    if source.read(index.rows_end, len(_END)).to_pybytes() != _END:
         raise CheckpointCorrupt(f"{name}: its bytes changed after the rows")

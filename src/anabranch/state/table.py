@@ -231,6 +231,14 @@ class StateTable:
             return np.take(column, rows, axis=0, mode="clip")
         return self._storage.heaps[which].get(rows, self.layout.values[name].type.arrow)
 
+    def text_bytes(self, rows: Array) -> Array:
+        """How many bytes the strings and bytes of each row have, without those of its key."""
+        rows = self._checked(rows)
+        found = np.zeros(len(rows), np.int64)
+        for which in self._storage.heap_of.values():
+            found += self._storage.heaps[which].lengths(rows)
+        return found
+
     def set(self, name: str, rows: Array, values: Any) -> None:
         """Set values of rows. The last one counts where a row occurs twice.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.errors import CheckpointNotFound, DidNotHappen, MayHaveHappened
+from anabranch.errors import CheckpointNotFound, DidNotHappen
 from anabranch.state import part_file
 from anabranch.state.capture import Capture, CaptureInfo, CheckpointSchema
 from anabranch.state.groups import KeyGroups
@@ -97,24 +97,11 @@ def back_up_in_pieces(
         if part.needed > 1:
             part = scatter(store, part, data, to.owner, to.row)
         else:
-            _put_all(store, part.copies, data)
+            store.put_all(dict.fromkeys(part.copies, data))
         if to.keep is not None and part.holders and to.owner not in part.holders:
             kept = to.keep(part.own_name, path)
             part = replace(part, owner=to.owner if kept else "")
         return part
-
-
-def _put_all(store: BackupStore, copies: Sequence[str], data: pa.Buffer) -> None:
-    for number, copy in enumerate(copies):
-        try:
-            store.put(copy, data)
-        except DidNotHappen as error:
-            if number == 0:
-                raise
-            raise MayHaveHappened(
-                f"{copy} was not stored, but {', '.join(copies[:number])} was: {error}",
-                host=error.host,
-            ) from error
 
 
 def state_schema(schema: CheckpointSchema) -> pa.Schema:

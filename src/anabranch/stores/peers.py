@@ -38,7 +38,10 @@ class PeerStore:
         for name, data in blocks.items():
             host, rest = _split(name)
             by_host.setdefault(host, {})[rest] = data
-        nodes = {host: self._holder(host, "store backups there") for host in by_host}
+        nodes = {
+            host: self._holder(host, f"store {peer_name(host, next(iter(some)))}")
+            for host, some in by_host.items()
+        }
         failed = at_once(by_host, lambda host: nodes[host].put_all(by_host[host]))
         check_all_stored(failed, len(by_host))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 
 from anabranch.errors import DidNotHappen
@@ -19,9 +20,17 @@ def room(size: int) -> bytearray | mmap.mmap:
         return bytearray(size)
     try:
         with tempfile.TemporaryFile(buffering=0) as file:
-            file.truncate(size)
+            _reserve(file.fileno(), size)
             return mmap.mmap(file.fileno(), size)
     except OSError as error:
         raise DidNotHappen(
             f"no room for {size} bytes in {tempfile.gettempdir()}: {error}"
         ) from error
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have the disk give a file its blocks now: a full one would end the process on the map."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.truncate(descriptor, size)

@@ -27,9 +27,12 @@ def at_once(names: Collection[str], change: Callable[[str], None]) -> list[Store
 
 def check_all_stored(failed: Sequence[StoreError], of: int) -> None:
     """Raise the error of a change of several parts, some of which may have been stored."""
-    for error in failed:
-        if len(failed) < of and isinstance(error, DidNotHappen):
-            raise MayHaveHappened(
-                f"others have stored what was for them: {error}", host=error.host
-            ) from error
-        raise error
+    if not failed:
+        return
+    # One of which it is not known what happened says more than those that changed nothing.
+    error = next((each for each in failed if not isinstance(each, DidNotHappen)), failed[0])
+    if isinstance(error, DidNotHappen) and len(failed) < of:
+        raise MayHaveHappened(
+            f"others have stored what was for them: {error}", host=error.host
+        ) from error
+    raise error
