@@ -27,7 +27,6 @@ from anabranch.fragments import Encoder
 from anabranch.nodes.remote import NodeStore
 from anabranch.nodes.standing.client import Access, Ring
 from anabranch.nodes.standing.file import RingFile
-from anabranch.nodes.standing.gathering import Gathered, Threads
 from anabranch.nodes.standing.names import FragmentName, owner_of, write_holder
 from anabranch.nodes.standing.saving import Placing, Saving, Shape, candidates
 from anabranch.nodes.standing.survey import (
@@ -36,10 +35,12 @@ from anabranch.nodes.standing.survey import (
     delete,
     new_generation,
     survey,
+    wanted,
     widen,
 )
 from anabranch.ring import Contact
 from anabranch.stores.address import StoreAddress
+from anabranch.stores.gathering import Gathered, Holders, threads
 from anabranch.stores.store import check_name
 from anabranch.stores.together import at_once, check_all_stored
 
@@ -80,7 +81,7 @@ class RingStore:
         self._shape = Shape(data, parity)
         self._at_least = at_least
         self._coded_into: Shape | None = None
-        self._threads = Threads()
+        self._threads = threads()
         self._recent = _Recent()
 
     def __repr__(self) -> str:
@@ -145,8 +146,7 @@ class RingStore:
 
         def read(gathered: Gathered) -> pa.Buffer:
             start = min(offset, gathered.size)
-            end = gathered.size if length is None else min(gathered.size, start + length)
-            return gathered.read(start, end)
+            return gathered.read(start, gathered.size if length is None else length)
 
         return self._read(name, read)
 
@@ -212,10 +212,15 @@ class RingStore:
             try:
                 if not found.complete:
                     widen(self.ring, found)
-                opened = Gathered(self.ring, self._pieces(found), self._threads)
+                state = wanted(self.ring, self._pieces(found))
+                opened = Gathered(state, Holders(self._threads))
                 answer = read(opened)
             except (CheckpointNotFound, StoreError) as error:
                 if not self._may_return(found) or time.monotonic() > deadline:
+                    # Another version may be there. The query does not know the holders of this one.
+                    error.part = name
+                    if isinstance(error, StoreError):
+                        error.host, error.without = None, ()
                     raise
                 _log.info("%s: waiting for nodes that may return: %s", name, error)
                 self.ring.forget()

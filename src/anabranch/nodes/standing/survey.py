@@ -13,6 +13,7 @@ from anabranch.fragments import Label
 from anabranch.nodes.standing.client import ASKED, Neighbourhood, Ring
 from anabranch.nodes.standing.names import FragmentName, prefix_of, read_holder
 from anabranch.ring import Contact, NodeId
+from anabranch.stores.gathering import Held, Wanted
 
 _log = logging.getLogger("anabranch")
 
@@ -61,6 +62,12 @@ class Survey:
         return pieces is not None and (
             len({each.name.index for each in pieces}) >= pieces[0].name.total
         )
+
+
+def wanted(ring: Ring, pieces: Sequence[Piece]) -> Wanted:
+    """The state of which these are the fragments, all of one coding, to be gathered."""
+    held = (Held(each.node.host, ring.store(each.node.address), str(each.name)) for each in pieces)
+    return Wanted(pieces[0].name.state, pieces[0].name.data, tuple(held))
 
 
 def delete(ring: Ring, pieces: Sequence[Piece]) -> list[Piece]:
