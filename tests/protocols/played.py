@@ -63,6 +63,10 @@ class InStore:
     def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
         return ()
 
+    @property
+    def coding(self) -> None:
+        return None
+
     def shape(self, holders: int) -> Shape:
         return COPIES
 
@@ -79,6 +83,10 @@ class AtPeers:
 
     def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
         return (min(set(nodes) - {owner}, default=owner),)
+
+    @property
+    def coding(self) -> None:
+        return None
 
     def shape(self, holders: int) -> Shape:
         return COPIES

@@ -98,6 +98,11 @@ class Fragments:
         others = set(nodes) - {owner}
         return _nearest(owner, others, self.data + self.parity, self.parity) or (owner,)
 
+    @property
+    def coding(self) -> Fragments:
+        """As this policy says."""
+        return self
+
     def shape(self, holders: int) -> Shape:
         """All but ``parity`` of the holders are needed. A ring is one holder with a copy."""
         if self.ring is not None:
