@@ -306,8 +306,8 @@ class Play:
         since = None if base is None else Version(base)
         name = f"part-{self.numbers}"
         return Part(
-            name, operator, Version(version), since, groups, holders, shape.needed, bytes=100,
-            parity=shape.parity,
+            name, operator, Version(version), since, groups, holders,
+            shape.needed if holders else 1, bytes=100, parity=shape.parity if holders else 0,
         )  # fmt: skip
 
     def _done(self, number: OrderId) -> Done:

@@ -127,11 +127,18 @@ def took(turn: Turn, host: Host | None, cost: Cost | None) -> None:
 def nodes_changed(turn: Turn, *, lost: bool) -> None:
     """A node has come, or was lost."""
     query = turn.query
-    if _adapts(query):
+    if _adapts(query) and _at_nodes(query):
         mine = _counted(query)
         if lost:
             mine = replace(mine, losses=mine.losses + 1, lost_at=query.now, repair=0)
         turn.change(observed=mine)
+
+
+def standing_changed(turn: Turn, lost: int) -> None:
+    """Others hold fragments now than at the last save, as so many standing nodes were lost."""
+    if _adapts(turn.query):
+        mine = _counted(turn.query)
+        turn.change(observed=replace(mine, losses=mine.losses + lost))
 
 
 def mended(turn: Turn) -> None:
@@ -153,16 +160,17 @@ def measurements(query: Query, wish: Adapt) -> Measured:
         sizes[each.node] += query.size(each)
         pieces[each.node] += 1
     largest = max(sizes, key=lambda host: (sizes[host], host), default="")
+    standing = query.standing
     found = Measured(
         size=sizes[largest],
-        nodes=len(query.ready) - 1,
+        nodes=len(query.ready) - 1 if standing is None else standing.nodes,
         up=_rate(mine.sent) or _ASSUMED_LINK,
         down=_rate(mine.received) or _ASSUMED_LINK,
         encode=Rates(tuple(_samples(mine.encoded, recomputed=False))),
         recompute=Rates(tuple(_samples(mine.recomputed, recomputed=True))),
         store=wish.store_rate,
         failures=failures_per_hour(mine.losses, _ASSUMED_HOURS + mine.node_time / _HOUR),
-        repair=mine.repair / SECOND,
+        repair=mine.repair / SECOND if standing is None else standing.repair,
         pieces=max(1, pieces[largest]),
     )
     if len(mine.rounds) < 2:
@@ -197,6 +205,11 @@ def _is_urgent(coding: Coding, wish: Adapt, measured: Measured) -> bool:
 def _adapts(query: Query) -> bool:
     coding = query.policies.backup.coding
     return coding is not None and coding.adapt is not None
+
+
+def _at_nodes(query: Query) -> bool:
+    """Whether the nodes of the query hold the fragments, and not standing nodes."""
+    return query.policies.backup.where.at_nodes
 
 
 def _mine(query: Query) -> Observed:
@@ -245,9 +258,9 @@ def _counted(query: Query) -> Observed:
     """With the time that the nodes have been alive until now."""
     mine = _mine(query)
     more = mine.nodes * (query.now - mine.counted_at)
-    return replace(
-        mine, node_time=mine.node_time + more, nodes=len(query.nodes), counted_at=query.now
-    )
+    standing = 0 if query.standing is None else query.standing.near
+    nodes = len(query.nodes) if _at_nodes(query) else standing
+    return replace(mine, node_time=mine.node_time + more, nodes=nodes, counted_at=query.now)
 
 
 def _change(turn: Turn, **fields: object) -> None:

@@ -30,7 +30,7 @@ from anabranch.errors import (
 from anabranch.fragments import Decoder, Gathering, Label, Layout, Remaking, turn
 from anabranch.fragments.code import Row
 from anabranch.fragments.layout import row_for
-from anabranch.stores.meter import Metered, Stopwatch
+from anabranch.stores.meter import Meter, Stopwatch
 from anabranch.stores.room import room
 
 _ROUND = 4 << 20
@@ -98,7 +98,7 @@ class Holders:
     """
 
     def __init__(
-        self, pool: ThreadPoolExecutor, near: str = "", meter: Metered | None = None
+        self, pool: ThreadPoolExecutor, near: str = "", meter: Meter | None = None
     ) -> None:
         self.pool = pool
         self.near = near

@@ -21,7 +21,7 @@ from anabranch.state import part_file
 from anabranch.state.part import Part, peer_name
 from anabranch.state.part_file import BufferSource
 from anabranch.stores.gathering import Gathered, Held, Holders, Wanted, threads
-from anabranch.stores.meter import Metered, Stopwatch
+from anabranch.stores.meter import Meter, Metered, Stopwatch
 from anabranch.stores.store import BackupStore
 
 _log = logging.getLogger(__name__)
@@ -84,9 +84,9 @@ def held(store: BackupStore, part: Part) -> Wanted:
     return Wanted(part.name, part.needed, fragments, part.bytes or None)
 
 
-def meter_of(store: BackupStore) -> Metered | None:
+def meter_of(store: BackupStore) -> Meter | None:
     """What is told of the coding of parts in a store, if anything."""
-    return store if isinstance(store, Metered) else None
+    return store.meter if isinstance(store, Metered) else None
 
 
 @contextmanager
