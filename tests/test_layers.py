@@ -116,3 +116,20 @@ def test_spark_is_imported_where_it_is_used_alone() -> None:
     spark = [edge for edge in graph() if edge.imported.partition(".")[0] in ("pyspark", "py4j")]
     assert [str(edge) for edge in spark if package(edge.module) not in WITH_SPARK] == []
     assert {package(edge.module) for edge in spark} == WITH_SPARK
+
+
+AXES = {"checkpointing", "backup", "movement", "placement", "detection"}
+A_FOLDER = "anabranch.coordinator.folder imports anabranch.backup.files"
+"""The checkpoint folder is a store of files, whatever the backup policy is."""
+
+
+def test_protocols_and_coordinator_name_no_policy() -> None:
+    """They know what every policy of an axis can be asked, and not which ones there are."""
+    named = [
+        str(edge)
+        for edge in graph()
+        if package(edge.module) in ("protocols", "coordinator")
+        and package(edge.imported) in AXES
+        and not edge.imported.endswith(".policy")
+    ]
+    assert named == [A_FOLDER]

@@ -14,7 +14,7 @@ from anabranch.backup import Fragments
 from anabranch.errors import PlanError
 from anabranch.fragments import Adapt, Measured, Prefer
 from anabranch.state.groups import KeyGroups
-from anabranch.state.part import Part
+from anabranch.state.part import Part, Shape
 from anabranch.units import Version
 
 HOSTS = [f"10.0.0.{n}" for n in range(1, 13)]
@@ -68,6 +68,16 @@ def test_what_is_chosen_is_a_policy_that_keeps_everything_else() -> None:
     again = best.adapted(MEASURED)
     assert again is not None
     assert again[0] is best
+
+
+def test_a_ring_is_told_how_to_code_each_part() -> None:
+    policy = Fragments(2, 2, ring="ring.json", adapt=Adapt(prefer=Prefer.STORAGE))
+    assert policy.shape(0) == Shape(2, 2)
+    found = policy.adapted(MEASURED)
+    assert found is not None
+    best, choice = found
+    assert best.shape(0) == Shape(choice.data, choice.parity, choice.row)
+    assert best.ring == policy.ring
 
 
 def test_it_chooses_no_more_fragments_than_a_leaf_set_has_room_for() -> None:

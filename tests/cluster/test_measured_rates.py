@@ -14,10 +14,9 @@ from anabranch.nodes import Deadline, NodeStore, RemoteNode, Signer
 from anabranch.nodes.requests import Epoch
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
-from anabranch.stores.gathering import gathered
-from anabranch.stores.meter import Metered
+from anabranch.stores.meter import Meter, Metered
 from anabranch.stores.peers import PeerStore
-from anabranch.stores.scattered import scatter
+from anabranch.stores.scattered import gathered, scatter
 from anabranch.units import Version
 
 pytestmark = pytest.mark.chaos
@@ -40,18 +39,18 @@ def test_the_rates_of_saving_and_retrieving_are_those_of_the_links_of_the_owner(
                 host: NodeStore(RemoteNode(str(address), signer), Epoch(1), lambda: Deadline(120))
                 for host, address in agents.addresses.items()
             }
-            return Metered(PeerStore(lambda: nodes))
+            return Metered(PeerStore(lambda: nodes), Meter())
 
         def save() -> tuple[Cost, float]:
             metered, begun = store(), time.perf_counter()
             scatter(metered, part, DATA, owner)
-            return metered.cost, time.perf_counter() - begun
+            return metered.meter.cost, time.perf_counter() - begun
 
         def retrieve() -> tuple[Cost, float]:
             metered, begun = store(), time.perf_counter()
             with gathered(metered, part) as source:
                 assert source.read(0, DATA.size) == DATA
-            return metered.cost, time.perf_counter() - begun
+            return metered.meter.cost, time.perf_counter() - begun
 
         saved, saving = agents.inside(owner, save)
         retrieved, retrieving = agents.inside(owner, retrieve)

@@ -67,6 +67,11 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         "Checkpoints are in 6 + 3 fragments from now on, coded in stripes of 786.4 kB; before, "
         "they were in 4 + 2. 6 + 3 stores least within the limits.",
     ),
+    "fragments lowered": (
+        {"wanted": [4, 2], "data": 1, "parity": 2, "nodes": 3},
+        "The ring has 3 nodes for 6 fragments: checkpoints are in 1 + 2 fragments, and survive the "
+        "loss of 2 nodes. Start more nodes to have 4 + 2.",
+    ),
     "files are better": (
         {"reason": "Files is better: it recovers in 1 s instead of 2 s."},
         "A shared store suits this query better than fragments. Files is better: it recovers in "

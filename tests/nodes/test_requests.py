@@ -81,10 +81,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "captures": {},
     "fetch": {"file": "captures/a.arrow"},
     "store": {**BACKED, "file": "captures/a.arrow", "under": "10.0.0.1/", "holders": [],
-              "needed": 1, "row": None},
+              "needed": 1, "row": None, "parity": 0},
     "mend": {**BACKED, "part": {**HELD, "needed": 2}, "holders": ["10.0.0.1"]},
     "merge": {**BACKED, "schema": SCHEMA, "parts": [HELD], "groups": "0-7", "version": 1,
-              "under": "", "holders": ["10.0.0.1"], "needed": 1, "row": 128},
+              "under": "", "holders": ["10.0.0.1"], "needed": 1, "row": 128, "parity": 1},
     "put": {"epoch": 1, "blocks": [BLOCK]},
     "get": {"name": "a/b", "offset": 0, "length": 1},
     "list": {"prefix": "a"},
@@ -160,6 +160,7 @@ WRONG: dict[str, list[Any]] = {
                 *({"counter/0-0": bad} for bad in NO_LAYOUTS)],
     "holders": [*NO_LISTS, *([bad] for bad in ("", ".x", None, 1, []))],
     "needed": [-1, 0, 2, *NO_NUMBERS],
+    "parity": [-1, 255, *NO_NUMBERS],
     "row": [-64, 0, 100, 1 << 40, *(bad for bad in NO_NUMBERS if bad is not None)],
     "part": [PART, *NO_PARTS],
     "offset": [-1, *NO_NUMBERS], "length": [-1, *(bad for bad in NO_NUMBERS if bad is not None)],
@@ -393,7 +394,11 @@ def requests_of(verb: str) -> st.SearchStrategy[Any]:
         return st.builds(cls, epoch=numbers, blocks=some.map(tuple))
     if verb in ("store", "merge"):
         three = (Host("a"),) * 3
-        return strategy(cls, needed=1, row=None) | strategy(cls, needed=2, row=64, holders=three)
+        return st.one_of(
+            strategy(cls, needed=1, row=None, parity=0),
+            strategy(cls, needed=2, row=64, holders=three, parity=1),
+            strategy(cls, needed=4, row=64, holders=(), parity=2),
+        )
     return strategy(cls)
 
 

@@ -28,6 +28,10 @@ class InStore:
     def holders(self, owner: Host, key: str, nodes: Any, senders: Any) -> tuple[Host, ...]:
         return ()
 
+    @property
+    def coding(self) -> None:
+        return None
+
     def shape(self, holders: int) -> Shape:
         return COPIES
 
@@ -48,6 +52,10 @@ class AtPeers:
         others = sorted(set(nodes) - {owner}) or [owner]
         first = int(key.rpartition("-")[2]) % len(others)
         return tuple(dict.fromkeys(others[(first + i) % len(others)] for i in range(self.copies)))
+
+    @property
+    def coding(self) -> None:
+        return None
 
     def shape(self, holders: int) -> Shape:
         return COPIES

@@ -63,6 +63,10 @@ class InStore:
     def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
         return ()
 
+    @property
+    def coding(self) -> None:
+        return None
+
     def shape(self, holders: int) -> Shape:
         return COPIES
 
@@ -79,6 +83,10 @@ class AtPeers:
 
     def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
         return (min(set(nodes) - {owner}, default=owner),)
+
+    @property
+    def coding(self) -> None:
+        return None
 
     def shape(self, holders: int) -> Shape:
         return COPIES
@@ -298,8 +306,8 @@ class Play:
         since = None if base is None else Version(base)
         name = f"part-{self.numbers}"
         return Part(
-            name, operator, Version(version), since, groups, holders, shape.needed, bytes=100,
-            parity=shape.parity,
+            name, operator, Version(version), since, groups, holders,
+            shape.needed if holders else 1, bytes=100, parity=shape.parity if holders else 0,
         )  # fmt: skip
 
     def _done(self, number: OrderId) -> Done:

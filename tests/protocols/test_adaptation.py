@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.backup import Fragments
 from anabranch.checkpointing.policy import Periodic
 from anabranch.fragments import Adapt, Prefer
-from anabranch.fragments.cost import Coded, Cost, Transferred
+from anabranch.fragments.cost import Coded, Cost, Standing, Transferred
 from anabranch.protocols import orders as o
 from anabranch.protocols.adaptation import measurements
 from anabranch.protocols.events import Cause
@@ -208,3 +209,74 @@ def test_two_nodes_are_too_few_to_choose() -> None:
     rounds(play, 8)
     assert shape(play) == (2, 2)
     assert len(play.published) > 0
+
+
+def at_ring(nodes: int, *, near: int = 0, data: int = 2, parity: int = 2, rate: float = 10) -> Cost:
+    """Of a save that found so many standing nodes, and coded the state for them."""
+    found = Standing(nodes, near or nodes, data, parity, repair=60.0)
+    return replace(cost(rate * MB), standing=found)
+
+
+def adapting_at_ring(adapt: Adapt | None = STORAGE, nodes: int = 8, **given: int) -> Play:
+    """A query on one node, whose fragments are at standing nodes."""
+    backup = Fragments(2, 2, adapt=adapt, ring="ring.json")
+    play = Play.started(hosts="a", instances=2, backup=backup, checkpointing=OFTEN)
+    play.cost, play.bytes = at_ring(nodes, **given), 100 * MB
+    return play
+
+
+def test_fragments_at_standing_nodes_adapt_to_these_and_not_to_the_nodes_of_the_query() -> None:
+    play = adapting_at_ring()
+    rounds(play, 3)
+    assert shape(play) == (2, 2)
+    assert measurements(play.query, STORAGE).repair == 60.0
+    rounds(play, 1)
+    assert shape(play) == (7, 1)
+    (told,) = play.told("fragments adapted")
+    assert "stores least within the limits" in told["reason"]
+    rounds(play, 1)
+    last = play.last(o.Store)
+    assert (last.holders, last.shape.needed, last.shape.parity) == ((), 7, 1)
+    assert last.shape.row == told["stripe"] // 7
+    play.cost = at_ring(5, data=4, parity=1)
+    rounds(play, 2)
+    assert shape(play) == (4, 1), "at once, as there are too few nodes"
+
+
+def test_standing_nodes_that_are_gone_count_as_failures_and_nodes_of_the_query_do_not() -> None:
+    play = adapting_at_ring(Adapt(prefer=Prefer.STORAGE, reliability=0.9), nodes=20)
+    rounds(play, 2)
+    calm = measurements(play.query, STORAGE).failures
+    play.come("b")
+    play.lose("b")
+    rounds(play, 1)
+    assert measurements(play.query, STORAGE).failures <= calm
+    play.cost = at_ring(18)
+    rounds(play, 1)
+    assert measurements(play.query, STORAGE).failures == pytest.approx(5 * calm, rel=0.02)
+
+
+def test_an_owner_that_is_a_standing_node_itself_has_one_less() -> None:
+    play = adapting_at_ring(None)
+    for nodes in (8, 7, 8):
+        play.cost = at_ring(nodes, near=8)
+        rounds(play, 1)
+    assert measurements(play.query, STORAGE).nodes == 7
+
+
+def test_it_is_told_once_that_a_ring_has_too_few_nodes_until_it_has_grown() -> None:
+    play = adapting_at_ring(None, nodes=3, data=1, parity=2)
+    rounds(play, 4)
+    expected = {"wanted": [2, 2], "data": 1, "parity": 2, "nodes": 3}
+    assert play.told("fragments lowered") == [expected]
+    play.cost = at_ring(2, data=1, parity=1)
+    rounds(play, 2)
+    assert play.told("fragments lowered")[1:] == [{**expected, "parity": 1, "nodes": 2}]
+    play.cost = at_ring(8)
+    rounds(play, 2)
+    play.cost = at_ring(3, data=1, parity=2)
+    rounds(play, 2)
+    assert play.told("fragments lowered")[2:] == [expected]
+    whole = adapting_at_ring(None)
+    rounds(whole, 3)
+    assert not whole.told("fragments lowered")

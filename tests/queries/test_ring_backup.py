@@ -97,6 +97,55 @@ def test_state_outlives_the_query_and_some_nodes(
     assert len(kept) < 12, "what no checkpoint needs is deleted"
 
 
+def test_m_and_k_of_each_save_follow_what_was_measured(
+    spark: SparkSession, ring: LocalRing, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "input", WORDS)
+    adapt = ab.Adapt(prefer=ab.Prefer.STORAGE, reliability=0.9)
+    backup = ab.Fragments(data=2, parity=2, ring=str(ring.file), adapt=adapt)
+    query = start(spark, feed, tmp_path, backup)
+
+    def adapted() -> bool:
+        return any(event.kind == "fragments adapted" for event in query.events)
+
+    def shapes() -> set[tuple[int, int]]:
+        store = ring.store(2, 2, query=query.id)
+        found = (survey(store.ring, query.id, name).newest() for name in store.list())
+        return {(each[0].name.data, each[0].name.total) for each in found if each}
+
+    texts: list[str] = []
+    while len(texts) < 20 and not (adapted() and (4, 5) in shapes()):
+        texts.append(TEXTS[len(texts) % len(TEXTS)])
+        feed.add([{"word": word} for word in texts[-1].split()])
+        assert state_of(query) == counts(texts)
+        query.checkpoint()
+    (told,) = (event for event in query.events if event.kind == "fragments adapted")
+    assert (told.details["before"], told.details["data"], told.details["parity"]) == ([2, 2], 4, 1)
+    assert (4, 5) in shapes()
+    fragments = query.progress.fragments
+    assert fragments is not None
+    assert (fragments.data, fragments.parity) == (4, 1)
+    query.stop()
+    again = start(spark, feed, tmp_path, backup)
+    assert state_of(again) == counts(texts)
+    again.stop()
+
+
+def test_a_ring_with_too_few_nodes_is_an_event(
+    spark: SparkSession, ring: LocalRing, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "input", WORDS)
+    query = start(spark, feed, tmp_path, ab.Fragments(data=4, parity=3, ring=str(ring.file)))
+    for text in TEXTS[:3]:
+        feed.add([{"word": word} for word in text.split()])
+        assert state_of(query)
+        query.checkpoint()
+    (told,) = (event for event in query.events if event.kind == "fragments lowered")
+    assert dict(told.details) == {"wanted": [4, 3], "data": 2, "parity": 3, "nodes": 5}
+    assert "checkpoints are in 2 + 3 fragments" in str(told)
+    query.stop()
+
+
 def test_what_cannot_be_is_refused_before_anything_starts(
     spark: SparkSession, ring: LocalRing, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ from anabranch.nodes.standing.saving import save
 from anabranch.nodes.standing.store import RingStore, check, where
 from anabranch.nodes.standing.survey import survey
 from anabranch.ring import Leaving
+from anabranch.stores.meter import Meter
 from anabranch.testing import LocalRing
 from anabranch.testing.rings import hosts
 
@@ -294,6 +295,28 @@ def test_corrupt_fragments_are_missing_ones(ring: LocalRing) -> None:
     assert ring.store(2, 2, "corrupt").get(named()).to_pybytes() == data
     found = retrieve(named(), ring.ring("corrupt"))
     assert {fragment.label.index for fragment in found} == {2, 3}
+
+
+def test_transfers_with_the_holders_are_measured_and_not_those_with_the_store(
+    ring: LocalRing,
+) -> None:
+    data = os.urandom(1_000_000)
+    saved, read = Meter(), Meter()
+    store = ring.store(2, 2, "measured")
+    store.coded(4, 1, 4096).metered(saved).put(named(), data)
+    (coded,) = saved.cost.encoded
+    assert (coded.data, coded.parity, coded.bytes) == (4, 1, len(data))
+    assert 5 / 4 * len(data) < saved.cost.sent.bytes < 1.4 * len(data)
+    assert saved.cost.standing is not None
+    found = saved.cost.standing
+    assert (found.data, found.parity, found.nodes, found.near) == (4, 1, 7, 7)
+    assert found.repair == 13 * PERIOD
+    assert store.metered(read).get(named()).to_pybytes() == data
+    (computed,) = read.cost.recomputed
+    assert (computed.data, computed.parity, computed.bytes) == (4, 1, len(data))
+    assert len(data) <= read.cost.received.bytes < 1.4 * len(data)
+    store.put(named(2), data)
+    assert len(holders(store, named(2))) == 4, "others are coded as before"
 
 
 def test_what_a_query_needs_is_checked_before_it_starts(ring: LocalRing, tmp_path: Path) -> None:

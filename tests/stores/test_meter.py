@@ -12,7 +12,7 @@ from test_scattered import HOSTS, SCHEMA, Peers, capture
 
 from anabranch.errors import DidNotHappen
 from anabranch.stores.manifests import OperatorManifest
-from anabranch.stores.meter import Metered
+from anabranch.stores.meter import Meter, Metered
 from anabranch.stores.parts import Destination, back_up
 from anabranch.stores.retrieval import retrieve
 from anabranch.stores.store import BackupStore
@@ -20,9 +20,9 @@ from anabranch.testing import MemoryStore
 
 
 def test_fragments_that_are_stored_are_measured() -> None:
-    store = Metered(Peers().store())
+    store = Metered(Peers().store(), Meter())
     part = back_up(store, capture(20_000), Destination(holders=HOSTS, needed=4))
-    cost = store.cost
+    cost = store.meter.cost
     assert cost.sent.bytes > part.bytes * 6 / 4, "labels come with the rows"
     assert cost.sent.seconds > 0
     (coded,) = cost.encoded
@@ -35,9 +35,9 @@ def test_fragments_that_are_read_are_measured() -> None:
     peers = Peers()
     part = back_up(peers.store(), capture(20_000), Destination(holders=HOSTS, needed=4))
     peers.lose(part.holders[:2], part)
-    store = Metered(peers.store())
+    store = Metered(peers.store(), Meter())
     retrieve(store, OperatorManifest(SCHEMA, (part,)))
-    cost = store.cost
+    cost = store.meter.cost
     assert cost.received.bytes >= part.bytes
     assert {(one.data, one.parity) for one in cost.recomputed} == {(4, 2)}
     assert sum(one.bytes for one in cost.recomputed) >= part.bytes
@@ -70,10 +70,10 @@ class Meeting(MemoryStore):
 
 
 def test_seconds_of_transfers_at_once_count_once() -> None:
-    store = Metered(Meeting())
+    store = Metered(Meeting(), Meter())
     with ThreadPoolExecutor(2) as pool:
         spans = list(pool.map(lambda name: _alone(store, name), "ab"))
-    total = store.cost.sent
+    total = store.meter.cost.sent
     assert total.bytes == 20
     assert total.seconds <= max(end for _, end in spans) - min(start for start, _ in spans)
 
@@ -90,8 +90,8 @@ class Refusing(MemoryStore):
 
 
 def test_what_fails_does_not_count() -> None:
-    store = Metered(Refusing())
+    store = Metered(Refusing(), Meter())
     with pytest.raises(DidNotHappen):
         store.put("a", b"x")
-    assert store.cost.sent.bytes == 0
-    assert store.cost.sent.seconds == 0.0
+    assert store.meter.cost.sent.bytes == 0
+    assert store.meter.cost.sent.seconds == 0.0

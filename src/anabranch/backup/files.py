@@ -36,6 +36,11 @@ class Files:
         """None: the files survive the loss of every node."""
         return ()
 
+    @property
+    def coding(self) -> None:
+        """Nothing is coded."""
+        return None
+
     def shape(self, holders: int) -> Shape:
         """Each has a copy."""
         return COPIES

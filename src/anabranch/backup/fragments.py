@@ -12,7 +12,7 @@ from anabranch.fragments import Adapt, Choice, Holder, Measured, check_shape, ch
 from anabranch.fragments.layout import row_of_stripe
 from anabranch.nodes.standing.store import where
 from anabranch.ring import NodeId, Settings, distance
-from anabranch.state.part import COPIES, Part, Shape
+from anabranch.state.part import Part, Shape
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.peers import AT_PEERS
 from anabranch.units import Duration, Size, byte_count
@@ -66,11 +66,6 @@ class Fragments:
                 "Fragments: capacity= is for the nodes of the query; each standing node of a ring "
                 "has its own: anabranch node --capacity"
             )
-        elif self.adapt is not None:
-            raise PlanError(
-                "Fragments: adapt= chooses for the nodes of the query; with ring= give data= and "
-                "parity="
-            )
         else:
             # Another process that opens the file may have another working directory.
             object.__setattr__(self, "ring", str(Path(self.ring).absolute()))
@@ -95,10 +90,15 @@ class Fragments:
         others = set(nodes) - {owner}
         return _nearest(owner, others, self.data + self.parity, self.parity) or (owner,)
 
+    @property
+    def coding(self) -> Fragments:
+        """As this policy says."""
+        return self
+
     def shape(self, holders: int) -> Shape:
-        """All but ``parity`` of the holders are needed. A ring is one holder with a copy."""
+        """All but ``parity`` of the holders are needed. A ring has holders of its own."""
         if self.ring is not None:
-            return COPIES
+            return Shape(self.data, self.parity, self._row(self.data))
         needed = max(1, holders - self.parity)
         return Shape(needed, self.parity, self._row(needed))
 

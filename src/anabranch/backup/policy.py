@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anabranch.errors import PlanError
+from anabranch.fragments import Adapt, Choice, Measured
 from anabranch.state.part import Part, Shape
 from anabranch.stores.address import StoreAddress
 from anabranch.units import Duration, Size, byte_count, microseconds
@@ -32,6 +33,37 @@ def limits_of(policy: str, capacity: Size | None, timeout: Duration) -> NodeLimi
     return NodeLimits(most, silence)
 
 
+class Coding(Protocol):
+    """How a policy codes parts into fragments: the first m of them are data, and k are parity."""
+
+    @property
+    def data(self) -> int:
+        """m, where there are enough nodes."""
+        ...
+
+    @property
+    def parity(self) -> int:
+        """k."""
+        ...
+
+    @property
+    def stripe_bytes(self) -> int | None:
+        """How many bytes of a part are coded at a time, if that was chosen."""
+        ...
+
+    @property
+    def adapt(self) -> Adapt | None:
+        """What m, k and the stripe are chosen by, if they follow what is measured."""
+        ...
+
+    def adapted(self, measured: Measured) -> tuple[Backup, Choice] | None:
+        """The policy with what suits best for what was measured, and why.
+
+        It is the present policy if nothing else is clearly better. None if there is no choice.
+        """
+        ...
+
+
 class Backup(Protocol):
     """A backup policy: a plain value that says where the parts of a query are stored."""
 
@@ -43,6 +75,11 @@ class Backup(Protocol):
     @property
     def limits(self) -> NodeLimits:
         """What is asked of the nodes; ``NodeLimits()`` suits a store that is elsewhere."""
+        ...
+
+    @property
+    def coding(self) -> Coding | None:
+        """How parts are coded into fragments; None if each holder has a copy."""
         ...
 
     def holders(

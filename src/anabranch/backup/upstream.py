@@ -39,6 +39,11 @@ class Upstream:
         upstream = senders if len(set(senders)) > 1 else nodes
         return (holder(key, owner, upstream),)
 
+    @property
+    def coding(self) -> None:
+        """Nothing is coded."""
+        return None
+
     def shape(self, holders: int) -> Shape:
         """Each has a copy."""
         return COPIES

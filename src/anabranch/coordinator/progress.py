@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anabranch.backup.fragments import Fragments
 from anabranch.backup.policy import Backup
 from anabranch.protocols import model
 from anabranch.units import Version
@@ -149,9 +148,10 @@ class Change:
 
 def fragments_progress(backup: Backup) -> FragmentsProgress | None:
     """What a backup policy makes of checkpoints at present, if these are fragments."""
-    if not isinstance(backup, Fragments):
+    coding = backup.coding
+    if coding is None:
         return None
-    return FragmentsProgress(backup.data, backup.parity, backup.stripe_bytes)
+    return FragmentsProgress(coding.data, coding.parity, coding.stripe_bytes)
 
 
 def operator_progress(

@@ -157,6 +157,7 @@ class Asking:
                     holders=holders,
                     needed=order.shape.needed,
                     row=order.shape.row,
+                    parity=order.shape.parity,
                 )
                 return _promised(self._ask(captured.node, request, order), order.shape)
             case orders.Merge(each):
@@ -171,6 +172,7 @@ class Asking:
                     holders=holders,
                     needed=order.shape.needed,
                     row=order.shape.row,
+                    parity=order.shape.parity,
                 )
                 return _promised(self._ask(each.node, request, order), order.shape)
             case orders.Mend(part, host):
@@ -455,6 +457,8 @@ class Shell:
 
 def _promised(stored: requests.Stored, shape: Shape) -> requests.Stored:
     """With what the policy promises of the part, which its node does not know."""
+    if not stored.part.holders:
+        return stored  # a store that outlives all nodes sees to that itself
     return replace(stored, part=replace(stored.part, parity=shape.parity))
 
 

@@ -177,6 +177,13 @@ def _of_changes(kind: str, took: str, of: Mapping[str, Any]) -> str:
                 f"Checkpoints are in {of['data']} + {of['parity']} fragments from now on, coded in "
                 f"stripes of {_size(of['stripe'])}; before, they were in {before}. {of['reason']}"
             )
+        case "fragments lowered":
+            (data, parity), now = of["wanted"], f"{of['data']} + {of['parity']}"
+            return (
+                f"The ring has {_many(of['nodes'], 'node')} for {data + parity} fragments: "
+                f"checkpoints are in {now} fragments, and survive the loss of "
+                f"{_many(of['parity'], 'node')}. Start more nodes to have {data} + {parity}."
+            )
         case "files are better":
             return f"A shared store suits this query better than fragments. {of['reason']}"
         case "merge":

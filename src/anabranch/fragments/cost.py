@@ -25,6 +25,22 @@ class Coded:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What a save found of the nodes that take fragments and do not belong to the query."""
+
+    nodes: int
+    """How many could take a fragment of this owner,"""
+    near: int
+    """and how many there are beside its place."""
+    data: int
+    """The m with which the state was coded, which is less than was asked for on few nodes,"""
+    parity: int
+    """and the k."""
+    repair: float
+    """After so many seconds the fragments of a failed one are made again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """What one request to a node took."""
 
@@ -32,6 +48,7 @@ class Cost:
     received: Transferred = Transferred()
     encoded: tuple[Coded, ...] = ()
     recomputed: tuple[Coded, ...] = ()
+    standing: Standing | None = None
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +11,6 @@ from anabranch.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFo
 from anabranch.fragments.code import Row
 from anabranch.fragments.decoder import Decoder, Gathering
 from anabranch.fragments.label import Label
-from anabranch.fragments.remaking import Remaking
 
 
 class Source(Protocol):
@@ -66,24 +64,6 @@ class Reader:
                 self._fill(stripe, start, end, data)
                 low, high = max(start, first), min(end, last)
                 target[low - start : high - start] = data[low - first : high - first]
-
-    def remake(self, index: int) -> Iterator[memoryview]:
-        """The rows of a lost fragment, from those that are left.
-
-        Its label is :meth:`label_of` once all rows were made.
-        """
-        remaking = Remaking(self.decoder, (index,))
-        for stripe in range(self.layout.stripes):
-            data = np.empty(self.layout.data * self.layout.row_size(stripe), np.uint8)
-            self._whole(self._gather(stripe, range(self.layout.data)), data)
-            yield from remaking.rows(stripe, data)
-        (label,) = remaking.labels()
-        self.decoder.labels.setdefault(index, label)
-
-    def label_of(self, index: int, holders: tuple[str, ...] = ()) -> Label:
-        """The label of a fragment, with the nodes that hold them all now."""
-        label = self.decoder.labels[index]
-        return replace(label, holders=holders or label.holders)
 
     def _fill(self, stripe: int, start: int, end: int, data: Row) -> None:
         """Fill the part of a stripe's data that is in a range, and maybe more of it."""

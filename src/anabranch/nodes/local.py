@@ -49,7 +49,7 @@ from anabranch.state.table import StateTable, TableLayout
 from anabranch.stores.address import StoreAddress
 from anabranch.stores.manifests import OperatorManifest
 from anabranch.stores.merging import Merging
-from anabranch.stores.meter import Metered
+from anabranch.stores.meter import Meter, metered
 from anabranch.stores.parts import Destination, back_up
 from anabranch.stores.retrieval import retrieve_in_pieces
 from anabranch.stores.scattered import mended
@@ -146,14 +146,15 @@ class LocalNode:
             with self._alone(deadline, table), _AT_ONCE:
                 StateTable.create(self.clear(table), layout, version=request.version).close()
             return Cost()
-        store = Metered(self._backups(request, deadline))
+        meter = Meter()
+        store = metered(self._backups(request, deadline), meter)
         with self._alone(deadline, table), _AT_ONCE:
             deadline.check(f"make {table}")
             path = self.path(table)
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._retrieved(store, request, request.version, deadline) as pieces:
                 restore_in_pieces(path, layout, request.version, pieces, replacing=True)
-        return store.cost
+        return meter.cost
 
     def _advance(self, request: Advance, deadline: Deadline) -> None:
         table, layout = request.table, request.layout
@@ -209,22 +210,25 @@ class LocalNode:
 
     def _store(self, request: Store, deadline: Deadline) -> Stored:
         file = own_capture(self._root, request.file)
-        store = Metered(self._backups(request, deadline))
+        meter = Meter()
+        store = metered(self._backups(request, deadline), meter)
         part = back_up(store, read(_mapped(file), name=str(file)), self._destination(request))
         file.unlink(missing_ok=True)
-        return Stored(part, store.cost)
+        return Stored(part, meter.cost)
 
     def _mend(self, request: Mend, deadline: Deadline) -> Stored:
-        store = Metered(self._backups(request, deadline))
-        return Stored(mended(store, request.part, request.holders, self._host), store.cost)
+        meter = Meter()
+        store = metered(self._backups(request, deadline), meter)
+        return Stored(mended(store, request.part, request.holders, self._host), meter.cost)
 
     def _merge(self, request: Merge, deadline: Deadline) -> Stored:
         chain = OperatorManifest(request.schema, request.parts)
         merging = Merging(chain, request.groups, request.version, self._destination(request))
         if self._apart is not None:
             return Stored(merging.run_apart(self._apart, deadline.wait), Cost())
-        store = Metered(self._backups(request, deadline))
-        return Stored(merging.run(store), store.cost)
+        meter = Meter()
+        store = metered(self._backups(request, deadline), meter)
+        return Stored(merging.run(store), meter.cost)
 
     def _destination(self, request: Store | Merge) -> Destination:
         # The mark makes the name unique, so that deleting the part never deletes another one.
@@ -237,6 +241,7 @@ class LocalNode:
             self._host,
             request.row,
             self._keep,
+            request.parity,
         )
 
     @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, NewType, TypeVar
 
 import pyarrow as pa
 
+from anabranch.fragments.code import LARGEST
 from anabranch.fragments.cost import Cost
 from anabranch.fragments.layout import ALIGNED, LARGEST_ROW
 from anabranch.state.capture import CheckpointSchema
@@ -214,9 +215,11 @@ class Store(Backed[Stored]):
     needed: int = 1
     row: int | None = None
     """How many bytes of each fragment are coded at a time."""
+    parity: int = 0
+    """Without holders: the store is to code it into ``needed`` and so many more fragments."""
 
     def __post_init__(self) -> None:
-        _check_needed(self.needed, self.holders)
+        _check_needed(self.needed, self.holders, self.parity)
         _check_row(self.row)
 
 
@@ -250,12 +253,13 @@ class Merge(Backed[Stored]):
     holders: tuple[Host, ...] = ()
     needed: int = 1
     row: int | None = None
+    parity: int = 0
 
     def __post_init__(self) -> None:
         _check_row(self.row)
         _check_groups(self.groups, self.schema.key_groups)
         _check_parts(self.parts, self.schema.key_groups)
-        _check_needed(self.needed, self.holders)
+        _check_needed(self.needed, self.holders, self.parity)
 
 
 # Backups that the node keeps for others
@@ -380,9 +384,12 @@ def _check_groups(groups: KeyGroups, among: int) -> None:
         raise ValueError(f"'groups' has {groups}, but the operator has {among} key groups")
 
 
-def _check_needed(needed: int, holders: tuple[Host, ...]) -> None:
-    if needed < 1 or (needed > 1 and needed >= len(holders)):
-        raise ValueError(f"'needed' is {needed}, of {len(holders)} holders")
+def _check_needed(needed: int, holders: tuple[Host, ...], parity: int) -> None:
+    among = len(holders) or needed + parity
+    if not 0 <= parity < LARGEST or among > LARGEST:
+        raise ValueError(f"'parity' is {parity}; there are at most {LARGEST} fragments")
+    if needed < 1 or (needed > 1 and needed >= among):
+        raise ValueError(f"'needed' is {needed}, of {among} holders")
 
 
 def _check_row(row: int | None) -> None:

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from anabranch.backup.fragments import Fragments
+from anabranch.backup.policy import Backup, Coding
 from anabranch.fragments.adapt import Adapt, Choice, Measured, expect
 from anabranch.fragments.cost import Coded, Cost, Transferred, covered
 from anabranch.fragments.models import Rates, Sample, failures_per_hour, lost_rows
@@ -80,13 +80,14 @@ class Observed:
 def adapt(turn: Turn) -> None:
     """Choose m, k and stripes for the checkpoint that is about to be captured."""
     backup, mine = turn.query.policies.backup, _mine(turn.query)
-    if not isinstance(backup, Fragments) or backup.adapt is None or not mine.sent:
+    coding = backup.coding
+    if coding is None or coding.adapt is None or not mine.sent:
         return
     if mine.decided == mine.rounds[-1:]:
         return  # this is another attempt of the same batch
     _change(turn, decided=mine.rounds[-1:])
-    measured = measurements(turn.query, backup.adapt)
-    found = backup.adapted(measured)
+    measured = measurements(turn.query, coding.adapt)
+    found = coding.adapted(measured)
     if found is None:
         return
     best, choice = found
@@ -96,11 +97,11 @@ def adapt(turn: Turn) -> None:
     if best == backup:
         _change(turn, wanted=0)
         return
-    if mine.wanted + 1 < _IN_A_ROW and not _is_urgent(backup, backup.adapt, measured):
+    if mine.wanted + 1 < _IN_A_ROW and not _is_urgent(coding, coding.adapt, measured):
         _change(turn, wanted=mine.wanted + 1)
         return
     _change(turn, wanted=0)
-    _use(turn, backup, best, choice)
+    _use(turn, coding, best, choice)
 
 
 def captured(turn: Turn) -> None:
@@ -126,11 +127,18 @@ def took(turn: Turn, host: Host | None, cost: Cost | None) -> None:
 def nodes_changed(turn: Turn, *, lost: bool) -> None:
     """A node has come, or was lost."""
     query = turn.query
-    if _adapts(query):
+    if _adapts(query) and _at_nodes(query):
         mine = _counted(query)
         if lost:
             mine = replace(mine, losses=mine.losses + 1, lost_at=query.now, repair=0)
         turn.change(observed=mine)
+
+
+def standing_changed(turn: Turn, lost: int) -> None:
+    """Others hold fragments now than at the last save, as so many standing nodes were lost."""
+    if _adapts(turn.query):
+        mine = _counted(turn.query)
+        turn.change(observed=replace(mine, losses=mine.losses + lost))
 
 
 def mended(turn: Turn) -> None:
@@ -152,16 +160,17 @@ def measurements(query: Query, wish: Adapt) -> Measured:
         sizes[each.node] += query.size(each)
         pieces[each.node] += 1
     largest = max(sizes, key=lambda host: (sizes[host], host), default="")
+    standing = query.standing
     found = Measured(
         size=sizes[largest],
-        nodes=len(query.ready) - 1,
+        nodes=len(query.ready) - 1 if standing is None else standing.nodes,
         up=_rate(mine.sent) or _ASSUMED_LINK,
         down=_rate(mine.received) or _ASSUMED_LINK,
         encode=Rates(tuple(_samples(mine.encoded, recomputed=False))),
         recompute=Rates(tuple(_samples(mine.recomputed, recomputed=True))),
         store=wish.store_rate,
         failures=failures_per_hour(mine.losses, _ASSUMED_HOURS + mine.node_time / _HOUR),
-        repair=mine.repair / SECOND,
+        repair=mine.repair / SECOND if standing is None else standing.repair,
         pieces=max(1, pieces[largest]),
     )
     if len(mine.rounds) < 2:
@@ -170,32 +179,37 @@ def measurements(query: Query, wish: Adapt) -> Measured:
     return replace(found, interval=between / SECOND)
 
 
-def _use(turn: Turn, before: Fragments, after: Fragments, choice: Choice) -> None:
+def _use(turn: Turn, before: Coding, after: Backup, choice: Choice) -> None:
     turn.change(policies=replace(turn.query.policies, backup=after))
-    if after.parity > before.parity:
+    if choice.parity > before.parity:
         # Changes are lost with what they follow on, which may survive less.
         turn.put(*(replace(each, base=None) for each in serving(turn.query.slices.values())))
     turn.tell(
         "fragments adapted",
         before=[before.data, before.parity],
-        data=after.data,
-        parity=after.parity,
+        data=choice.data,
+        parity=choice.parity,
         stripe=choice.stripe,
         reason=choice.reason,
     )
 
 
-def _is_urgent(backup: Fragments, wish: Adapt, measured: Measured) -> bool:
+def _is_urgent(coding: Coding, wish: Adapt, measured: Measured) -> bool:
     """Whether the present m and k do not fit on the nodes, or are not reliable enough."""
-    if backup.data + backup.parity > measured.nodes:
+    if coding.data + coding.parity > measured.nodes:
         return True
-    now = expect(measured, backup.data, backup.parity)
+    now = expect(measured, coding.data, coding.parity)
     return now.unreliability > 1 - wish.reliability
 
 
 def _adapts(query: Query) -> bool:
-    backup = query.policies.backup
-    return isinstance(backup, Fragments) and backup.adapt is not None
+    coding = query.policies.backup.coding
+    return coding is not None and coding.adapt is not None
+
+
+def _at_nodes(query: Query) -> bool:
+    """Whether the nodes of the query hold the fragments, and not standing nodes."""
+    return query.policies.backup.where.at_nodes
 
 
 def _mine(query: Query) -> Observed:
@@ -244,9 +258,9 @@ def _counted(query: Query) -> Observed:
     """With the time that the nodes have been alive until now."""
     mine = _mine(query)
     more = mine.nodes * (query.now - mine.counted_at)
-    return replace(
-        mine, node_time=mine.node_time + more, nodes=len(query.nodes), counted_at=query.now
-    )
+    standing = 0 if query.standing is None else query.standing.near
+    nodes = len(query.nodes) if _at_nodes(query) else standing
+    return replace(mine, node_time=mine.node_time + more, nodes=nodes, counted_at=query.now)
 
 
 def _change(turn: Turn, **fields: object) -> None:

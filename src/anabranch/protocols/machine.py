@@ -18,6 +18,7 @@ from anabranch.protocols import (
     recover,
     restart,
     retention,
+    standing,
 )
 from anabranch.protocols.events import (
     BatchAsked,
@@ -135,6 +136,7 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
     rest = {n: w for n, w in turn.query.outstanding.items() if n != event.order}
     turn.change(outstanding=rest)
     if isinstance(event, Done):
+        standing.took(turn, waiting.order, event.cost)
         adaptation.took(turn, node_of(waiting.order), event.cost)
         event = nodes.certain(turn, event)
     _hand_over(turn, waiting, event)

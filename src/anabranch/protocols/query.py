@@ -53,6 +53,7 @@ from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
+    from anabranch.fragments.cost import Standing
     from anabranch.protocols.adaptation import Observed
     from anabranch.protocols.checkpoint import Checkpoints
     from anabranch.protocols.events import Rebalance, Scale
@@ -195,6 +196,10 @@ class Query:
     checkpoints: Checkpoints | None = None
     observed: Observed | None = None
     """What was measured, where fragments adapt to it."""
+    standing: Standing | None = None
+    """The standing nodes that the last save found, if fragments are at such."""
+    lowered: tuple[tuple[int, int], ...] = ()
+    """The m and k with which states were coded because these are too few, as far as it was told."""
     moves: Mapping[CommandId, Move] = field(default_factory=dict)
     waiting: tuple[Scale | Rebalance, ...] = ()
     merge_after: int = 0

@@ -26,7 +26,8 @@ def own_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a part is divided over its holders."""
+    """How a part is divided over its holders; without holders, how the store itself is to divide
+    it, if it can."""
 
     needed: int = 1
     """See :class:`Part`."""

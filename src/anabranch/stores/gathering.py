@@ -1,18 +1,22 @@
-"""The bytes of parts that are in fragments, gathered from as many holders as suffice.
+"""The bytes of states that are in fragments, gathered from as many holders as suffice.
 
 For every few stripes any m holders are asked, those first that were asked for least, so that all n
 send equally much in turn. One that is slow, silent or has a corrupt fragment costs these stripes,
-and is asked again only if the others are too few.
+and is asked again only if the others are too few. Who the holders are, and under which names they
+have their fragments, does not matter here: nodes of a query, or standing nodes of a ring.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +30,11 @@ from anabranch.errors import (
 from anabranch.fragments import Decoder, Gathering, Label, Layout, Remaking, turn
 from anabranch.fragments.code import Row
 from anabranch.fragments.layout import row_for
-from anabranch.state.part import Part, peer_name
-from anabranch.stores.meter import Metered, Stopwatch
+from anabranch.stores.meter import Meter, Stopwatch
 from anabranch.stores.room import room
-from anabranch.stores.store import BackupStore
 
 _ROUND = 4 << 20
-"""About how many bytes of a part are asked for at a time,"""
+"""About how many bytes of a state are asked for at a time,"""
 _ROUNDS_AHEAD = 3
 """and how many times so many are on their way."""
 _SMALL = 64 << 10
@@ -43,76 +45,117 @@ _GRACE = 0.5
 """A holder may always take so many seconds,"""
 _PATIENCE = 3.0
 """or so many times as long as the others, before it counts as slow."""
+_UNANSWERED = 4.0
+"""It also does after so many seconds in which none has answered that could be compared with it."""
 _THREADS = 64
 
 
-class Holders:
-    """The nodes that have fragments, and which of them were slow or failed so far.
+class Ranges(Protocol):
+    """Gives out ranges of fragments: a holder, or a store that reaches several.
 
-    Of several fragments the one at the host ``near`` is taken first.
+    Errors are those of a :class:`~anabranch.stores.store.BackupStore`.
     """
 
-    def __init__(self, store: BackupStore, near: str = "") -> None:
-        self.store = store
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> pa.Buffer:
+        """The bytes under a name, or a range of them."""
+
+    def size(self, name: str) -> int:
+        """The number of bytes under a name."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A fragment that a holder should have."""
+
+    holder: str
+    at: Ranges
+    name: str
+    """Its name there."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A state that is in fragments, and who should have them."""
+
+    name: str
+    needed: int
+    """How many fragments give it."""
+    held: tuple[Held, ...]
+    bytes: int | None = None
+    """How long the state is, if that is known: then nobody is asked how long fragments are."""
+
+
+def threads() -> ThreadPoolExecutor:
+    """The threads that read from holders. Many states can share them."""
+    return ThreadPoolExecutor(_THREADS, "anabranch-gather")
+
+
+class Holders:
+    """Which holders were slow or failed so far, and how much each was asked for.
+
+    Of several fragments the one at the host ``near`` is taken first. ``meter`` is told what was
+    computed.
+    """
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, near: str = "", meter: Meter | None = None
+    ) -> None:
+        self.pool = pool
         self.near = near
+        self.meter = meter
         self.doubtful: set[str] = set()
         """Those that are asked last."""
         self.asked: Counter[str] = Counter()
-        """How many bytes each was asked for, all parts together."""
-        self.pool = ThreadPoolExecutor(_THREADS, "anabranch-gather")
-
-    def close(self) -> None:
-        """End. A silent holder is not waited for."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def gathered(store: BackupStore, part: Part) -> Iterator[Scattered]:
-    """A part that is in fragments, to be read; see :class:`Scattered`."""
-    holders = Holders(store)
-    try:
-        yield Scattered(holders, part)
-    finally:
-        holders.close()
+        """How many bytes each was asked for, all states together."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Fragment:
     """A fragment at a holder, of which the end was read."""
 
-    host: str
-    name: str
+    held: Held
     label: Label
     at: int
     """Where the end begins that was read."""
     end: pa.Buffer
 
-    def read(self, store: BackupStore, offset: int, length: int) -> pa.Buffer:
+    @property
+    def holder(self) -> str:
+        return self.held.holder
+
+    @property
+    def index(self) -> int:
+        return self.label.index
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
         """Some of its bytes."""
         if offset >= self.at:
             return self.end.slice(offset - self.at, min(length, self.at + self.end.size - offset))
-        return store.get(self.name, offset, length)
+        return self.held.at.get(self.held.name, offset, length)
 
 
-class Scattered:
-    """The bytes of a part that is in fragments; see :class:`~anabranch.state.part_file.Source`.
+class Gathered:
+    """A state that is in fragments, to be read; see :class:`~anabranch.state.part_file.Source`.
 
-    CheckpointError, with the name of the part, if too few of its holders have a fragment of it;
-    a StoreError if others, which are silent, may have them. One thread at a time may read.
+    CheckpointError, with the name of the state, if too few holders have a fragment of it; a
+    StoreError if others, which are silent, may have them. Of several threads one at a time reads.
     """
 
-    def __init__(self, holders: Holders, part: Part) -> None:
+    def __init__(self, wanted: Wanted, holders: Holders) -> None:
+        self._wanted = wanted
         self._holders = holders
-        self._part = part
         self._decoder: Decoder
         self._found: list[_Fragment] = []
         self._errors: dict[str, CheckpointError | StoreError] = {}
+        self._alone = threading.Lock()
+        self._slowest = 0.0
+        """The seconds that the slowest answer took of those that were waited for."""
         self._computing = Stopwatch()
         """Runs while rows are verified and decoded."""
         self._opening = {
-            holders.pool.submit(_opened, holders.store, host, part): host for host in part.holders
+            holders.pool.submit(_opened, wanted, held): held.holder for held in wanted.held
         }
-        expected = [f for f, host in self._opening.items() if host not in holders.doubtful]
+        expected = [f for f, holder in self._opening.items() if holder not in holders.doubtful]
         wait(expected, timeout=_GRACE)
         holders.doubtful.update(self._opening[each] for each in expected if not each.done())
         self._add([each for each in self._opening if each.done()])
@@ -125,7 +168,7 @@ class Scattered:
 
     @property
     def _sufficient(self) -> bool:
-        return len({each.label.index for each in self._found}) >= self._part.needed
+        return len({each.index for each in self._found}) >= self._wanted.needed
 
     def _add_more(self) -> bool:
         """Wait for another holder whose label has not come. False if there is none."""
@@ -137,7 +180,7 @@ class Scattered:
 
     def _add(self, opened: Sequence[Future[_Fragment]]) -> None:
         for each in opened:
-            host = self._opening.pop(each)
+            holder = self._opening.pop(each)
             try:
                 found = each.result()
                 if self._found:
@@ -146,11 +189,11 @@ class Scattered:
                     self._decoder = Decoder([found.label])
                 self._found.append(found)
             except (StoreError, CheckpointError) as error:
-                self._fail(host, error)
+                self._fail(holder, error)
 
-    def _fail(self, host: str, error: StoreError | CheckpointError) -> None:
-        self._errors[host] = error
-        self._holders.doubtful.add(host)
+    def _fail(self, holder: str, error: StoreError | CheckpointError) -> None:
+        self._errors[holder] = error
+        self._holders.doubtful.add(holder)
 
     @property
     def size(self) -> int:
@@ -158,14 +201,14 @@ class Scattered:
         return self._decoder.layout.size
 
     @property
-    def hosts(self) -> tuple[str, ...]:
+    def holders(self) -> tuple[str, ...]:
         """The holders whose labels could be read."""
-        return tuple(each.host for each in self._found)
+        return tuple(each.holder for each in self._found)
 
     @property
     def missing(self) -> list[int]:
         """The fragments that no holder has."""
-        there = {each.label.index for each in self._found}
+        there = {each.index for each in self._found}
         return [index for index in range(self._decoder.layout.total) if index not in there]
 
     def read(self, offset: int, length: int) -> pa.Buffer:
@@ -174,13 +217,14 @@ class Scattered:
         end = min(offset + length, self.size)
         target = room(end - offset)
         view = np.frombuffer(target, np.uint8)
-        computing = self._computing = Stopwatch()
-        for gathering, rows in self._gathered(offset, end):
-            with computing.running():
-                self._into(view, offset, end, gathering, rows)
-        if isinstance(self._holders.store, Metered):
+        with self._alone:
+            computing = self._computing = Stopwatch()
+            for gathering, rows in self._gathered(offset, end):
+                with computing.running():
+                    self._into(view, offset, end, gathering, rows)
+        if self._holders.meter is not None:
             shape = layout.data, layout.parity
-            self._holders.store.recomputed(shape, end - offset, computing.seconds)
+            self._holders.meter.recomputed(shape, end - offset, computing.seconds)
         return pa.py_buffer(target)
 
     def _into(
@@ -203,17 +247,26 @@ class Scattered:
                 data[start : start + gathering.size] = gathering.row(index)
         view[low - offset : high - offset] = data[low - first : high - first]
 
-    def remade(
-        self, lost: Sequence[int], whole: pa.Buffer | None = None
-    ) -> Iterator[list[memoryview]]:
-        """The bytes of some lost fragments, some of each at a time.
+    def remake(
+        self,
+        lost: Mapping[int, Path],
+        whole: pa.Buffer | None = None,
+        holders: tuple[str, ...] | None = None,
+    ) -> None:
+        """Write some lost fragments to files, all in one pass over the state.
 
-        ``whole`` has all bytes of the part, verified; without it they are gathered.
+        ``whole`` has all bytes of the state, verified; without it they are gathered. Their labels
+        note these ``holders``, or those that the others note.
         """
-        remaking = Remaking(self._decoder, lost)
-        for number, stripe in self._stripes_of(whole):
-            yield remaking.rows(number, stripe)
-        yield [memoryview(label.to_bytes()) for label in remaking.labels()]
+        remaking = Remaking(self._decoder, tuple(lost))
+        with self._alone, ExitStack() as stack:
+            files = [stack.enter_context(path.open("wb")) for path in lost.values()]
+            for number, stripe in self._stripes_of(whole):
+                for file, row in zip(files, remaking.rows(number, stripe), strict=True):
+                    file.write(row)
+            for file, label in zip(files, remaking.labels(), strict=True):
+                noted = label.holders if holders is None else holders
+                file.write(replace(label, holders=noted).to_bytes())
 
     def _stripes_of(self, whole: pa.Buffer | None) -> Iterator[tuple[int, Row]]:
         """All data of each stripe, with the zeros at its end. Valid until the next one."""
@@ -239,6 +292,7 @@ class Scattered:
         rounds = iter(self._rounds(start, end))
         while True:
             while len(coming) < _ROUNDS_AHEAD and (following := next(rounds, None)) is not None:
+                following.before = self._slowest
                 self._ask(following)
                 coming.append(following)
             if not coming:
@@ -271,29 +325,30 @@ class Scattered:
         able = [
             each
             for each in self._found
-            if each.host not in self._errors and each.label.index not in of.asked
+            if each.holder not in self._errors and of.lacks(each.index) and each not in of.asked
         ]
-        sound = {e.label.index for e in able if e.host not in self._holders.doubtful}
+        sound = {each.index for each in able if each.holder not in self._holders.doubtful}
         if of.rows is not None and not sound >= of.lacking:
             of.rows = None
-        wanted = places.keys() if of.rows is None else of.lacking
+        wanted = set(places) if of.rows is None else of.lacking
         short = of.short
 
         def place(each: _Fragment) -> tuple[bool, bool, int, int]:
-            index, host = each.label.index, each.host
-            asked = self._holders.asked[host]
-            return index not in sound, host != self._holders.near, asked, places[index]
+            holder, asked = each.holder, self._holders.asked[each.holder]
+            doubtful = holder in self._holders.doubtful
+            return doubtful, holder != self._holders.near, asked, places[each.index]
 
         for each in sorted(able, key=place):
-            if short > 0 and each.label.index in wanted:
+            if short > 0 and each.index in wanted:
                 of.start(each, self._holders, self._decoder.layout)
+                wanted.remove(each.index)  # another holder may have the same fragment
                 short -= 1
 
     def _complete(self, of: _Round) -> None:
         """Wait until a round has all rows that it needs."""
         while not of.is_whole:
             now = time.monotonic()
-            self._holders.doubtful.update(each.host for each in of.late(now))
+            self._holders.doubtful.update(each.holder for each in of.late(now))
             self._ask(of)
             if not of.pending:
                 if not self._add_more():
@@ -306,32 +361,35 @@ class Scattered:
                     with self._computing.running():
                         sound = of.take(each)
                 except (StoreError, CheckpointError) as error:
-                    self._fail(fragment.host, error)
+                    self._fail(fragment.holder, error)
                 else:
                     if not sound:
-                        self._holders.doubtful.add(fragment.host)
+                        self._holders.doubtful.add(fragment.holder)
+        self._slowest = max(self._slowest, of.slowest)
 
     def _failure(self, of: _Round | None = None) -> CheckpointError | StoreError:
-        """Why the part cannot be read: silent holders may have what others lack."""
-        silent = [each for each in self._errors.values() if isinstance(each, StoreError)]
-        if silent:
-            lacking = (h for h, each in self._errors.items() if isinstance(each, CheckpointError))
-            silent[0].part, silent[0].without = self._part.name, tuple(lacking)
-            return silent[0]
-        reasons = [str(each) for each in self._errors.values()]
+        """Why the state cannot be read: silent holders may have what others lack."""
+        name = self._wanted.name
         short = None if of is None else next((g for g in of.gatherings if g.needed), None)
         if short is None:
-            what = f"{len(self._found)} of its holders have a fragment that can be read"
-            kind: type[CheckpointError] = CheckpointNotFound
+            count = len({each.index for each in self._found})
+            what = f"{count} of its holders have a fragment that can be read"
         else:
             what = f"too few rows of stripe {short.stripe} can be read"
+        reasons = [f"{holder}: {error}" for holder, error in self._errors.items()]
+        if short is not None:
             reasons += [f"{title} is corrupt there" for title in short.corrupt]
-            # Missing and corrupt are different things to those that look for another version.
-            kind = CheckpointCorrupt if short.corrupt else CheckpointNotFound
-        return kind(
-            f"{self._part.name}: {what}, and {self._part.needed} are needed: {'; '.join(reasons)}",
-            part=self._part.name,
-        )
+        message = f"{name}: {what}, and {self._wanted.needed} are needed: {'; '.join(reasons)}"
+        silent = [each for each in self._errors.values() if isinstance(each, StoreError)]
+        if silent:
+            lacking = [h for h, each in self._errors.items() if isinstance(each, CheckpointError)]
+            # Nothing is known to be lost as long as it may be at those that are silent.
+            part = name if lacking else None
+            return type(silent[0])(message, host=silent[0].host, part=part, without=lacking)
+        # Missing and corrupt are different things to those that look for another version.
+        errors = [each for each in self._errors.values() if isinstance(each, CheckpointCorrupt)]
+        corrupt = errors if short is None else short.corrupt
+        return (CheckpointCorrupt if corrupt else CheckpointNotFound)(message, part=name)
 
 
 @dataclass(frozen=True)
@@ -348,10 +406,13 @@ class _Round:
         self.gatherings = gatherings
         self.rows = rows
         """The rows of data that are enough, unless one of them cannot be had. None: any m rows."""
-        self.asked: set[int] = set()
+        self.asked: set[_Fragment] = set()
         self.pending: dict[Future[pa.Buffer], _Asked] = {}
+        self.slowest = 0.0
+        """The seconds that the slowest answer took; 0 if none has come."""
+        self.before = 0.0
+        """What that was in the rounds before, when this one was begun."""
         self._late: set[Future[pa.Buffer]] = set()
-        self._slowest: float | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -360,15 +421,16 @@ class _Round:
             return all(self.gatherings[0].has(index) for index in self.rows)
         return all(not each.needed for each in self.gatherings)
 
+    def lacks(self, index: int) -> bool:
+        """Whether rows of a fragment are neither there nor on their way."""
+        there = all(each.has(index) for each in self.gatherings)
+        return not there and index not in self._punctual
+
     @property
     def lacking(self) -> set[int]:
         """Those of ``rows`` that are neither there nor on their way."""
         assert self.rows is not None
-        return {
-            index
-            for index in self.rows
-            if not self.gatherings[0].has(index) and index not in self._punctual
-        }
+        return set(filter(self.lacks, self.rows))
 
     @property
     def short(self) -> int:
@@ -381,26 +443,26 @@ class _Round:
     @property
     def _punctual(self) -> set[int]:
         punctual = (each for future, each in self.pending.items() if future not in self._late)
-        return {each.fragment.label.index for each in punctual}
+        return {each.fragment.index for each in punctual}
 
     def start(self, fragment: _Fragment, holders: Holders, layout: Layout) -> None:
         """Ask the holder of a fragment for its rows."""
         first, last = self.gatherings[0].stripe, self.gatherings[-1].stripe
         offset = first * layout.row
         length = last * layout.row + layout.row_size(last) - offset
-        self.asked.add(fragment.label.index)
-        holders.asked[fragment.host] += length
-        future = holders.pool.submit(fragment.read, holders.store, offset, length)
+        self.asked.add(fragment)
+        holders.asked[fragment.holder] += length
+        future = holders.pool.submit(fragment.read, offset, length)
         self.pending[future] = _Asked(fragment, time.monotonic())
 
     def take(self, block: Future[pa.Buffer]) -> bool:
         """Take the rows that have come. False if one is corrupt; the error if they did not come."""
         asked = self.pending.pop(block)
         data = memoryview(block.result())
-        self._slowest = max(self._slowest or 0.0, time.monotonic() - asked.since)
+        self.slowest = max(self.slowest, time.monotonic() - asked.since)
         sound, at = True, 0
         for each in self.gatherings:
-            sound &= each.add(asked.fragment.label.index, data[at : at + each.size])
+            sound &= each.add(asked.fragment.index, data[at : at + each.size])
             at += each.size
         return sound
 
@@ -411,30 +473,38 @@ class _Round:
         return [self.pending[each].fragment for each in late]
 
     def patience(self, now: float) -> float | None:
-        """After how many seconds the next one is late; None if there is none to compare with."""
+        """After how many seconds the next one is late; None if all are."""
         due = [self._due(each) for f, each in self.pending.items() if f not in self._late]
-        return max(0.0, min(due) - now) if due and self._slowest is not None else None
+        return max(0.0, min(due) - now) if due else None
 
     def _due(self, asked: _Asked) -> float:
-        if self._slowest is None:
-            return float("inf")
-        return asked.since + max(_GRACE, _PATIENCE * self._slowest)
+        if self.slowest:
+            return asked.since + max(_GRACE, _PATIENCE * self.slowest)
+        return asked.since + max(_UNANSWERED, _PATIENCE * self.before)
 
 
-def _opened(store: BackupStore, host: str, part: Part) -> _Fragment:
-    """The fragment of a part at a holder. Its end, which has the label, is read at once."""
-    name = peer_name(host, part.name)
-    usual = Layout(part.needed, 1, row_for(len(part.holders)), part.bytes)
-    at = usual.rows_size - _LABEL if usual.rows_size > _SMALL else 0
-    end = store.get(name, at)
+def _opened(wanted: Wanted, held: Held) -> _Fragment:
+    """The fragment of a state at a holder. Its end, which has the label, is read at once."""
+    rows = _rows_size(wanted, held)
+    at = rows - _LABEL if rows > _SMALL else 0
+    end = held.at.get(held.name, at)
 
     def read(offset: int, length: int) -> pa.Buffer:
-        return fragment_end(offset, length) if offset >= at else store.get(name, offset, length)
+        if offset >= at:
+            return end.slice(offset - at, length)
+        return held.at.get(held.name, offset, length)
 
-    def fragment_end(offset: int, length: int) -> pa.Buffer:
-        return end.slice(offset - at, length)
+    label = Label.read(read, at + end.size, name=held.name)
+    if (label.name, label.layout.data) != (wanted.name, wanted.needed):
+        raise CheckpointNotFound(
+            f"{held.name} is a fragment of {label.state}, not of {wanted.name}"
+        )
+    return _Fragment(held, label, at, end)
 
-    label = Label.read(read, at + end.size, name=name)
-    if (label.name, label.layout.data) != (part.name, part.needed):
-        raise CheckpointNotFound(f"{name} is a fragment of {label.state}, not of {part.name}")
-    return _Fragment(host, name, label, at, end)
+
+def _rows_size(wanted: Wanted, held: Held) -> int:
+    """About how many bytes are before the label of a fragment."""
+    if wanted.bytes is None:
+        return held.at.size(held.name)
+    row = row_for(len(wanted.held))
+    return Layout(wanted.needed, 1, row, wanted.bytes).rows_size

@@ -18,6 +18,7 @@ from anabranch.state.part import Part
 from anabranch.state.part_file import BufferSource
 from anabranch.state.partition import merge
 from anabranch.stores.manifests import Manifest, part_name
+from anabranch.stores.meter import CodingStore
 from anabranch.stores.retrieval import retrieve
 from anabranch.stores.scattered import scatter
 from anabranch.stores.store import BackupStore
@@ -44,6 +45,9 @@ class Destination:
     keep: Callable[[str, Path], bool] | None = None
     """Keeps the file of the part at the owner, under a name, and says whether it did. It may take
     the file away."""
+    parity: int = 0
+    """With it and without holders, the store itself codes the part, so that any ``needed`` of
+    ``needed + parity`` fragments give it."""
 
 
 NOWHERE_ELSE = Destination()
@@ -88,7 +92,7 @@ def back_up_in_pieces(
             of.base,
             of.groups,
             to.holders,
-            to.needed,
+            to.needed if to.holders else 1,
             bytes=data.size,
             rows=file.rows,
             checksum=digest,
@@ -97,11 +101,17 @@ def back_up_in_pieces(
         if part.needed > 1:
             part = scatter(store, part, data, to.owner, to.row)
         else:
-            store.put_all(dict.fromkeys(part.copies, data))
+            _coded(store, to).put_all(dict.fromkeys(part.copies, data))
         if to.keep is not None and part.holders and to.owner not in part.holders:
             kept = to.keep(part.own_name, path)
             part = replace(part, owner=to.owner if kept else "")
         return part
+
+
+def _coded(store: BackupStore, to: Destination) -> BackupStore:
+    if to.holders or not to.parity or not isinstance(store, CodingStore):
+        return store
+    return store.coded(to.needed, to.parity, to.row)
 
 
 def state_schema(schema: CheckpointSchema) -> pa.Schema:

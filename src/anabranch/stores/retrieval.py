@@ -25,9 +25,10 @@ from anabranch.state.chains import leading_to
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part, peer_name
 from anabranch.state.part_file import BufferSource, PartFile
-from anabranch.stores.gathering import Holders, Scattered
+from anabranch.stores.gathering import Gathered, Holders, threads
 from anabranch.stores.manifests import OperatorManifest
 from anabranch.stores.meter import Metered
+from anabranch.stores.scattered import held, meter_of
 from anabranch.stores.store import BackupStore
 from anabranch.units import NO_VERSION, Version
 
@@ -118,9 +119,10 @@ class _Chain:
             version = max((part.version for part in operator.parts), default=NO_VERSION)
         self._steps = leading_to(operator.parts, self.groups, version, since=since)
         self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, "anabranch-retrieve")
-        self._holders = Holders(store, near)
+        self._reading = threads()
+        holders = Holders(self._reading, near, meter_of(store))
         self._parts: list[_Copies | _Fragments] = [
-            _Fragments(store, part, schema or operator.schema, near, self._holders)
+            _Fragments(store, part, schema or operator.schema, near, holders)
             if part.needed > 1
             else _Copies(store, part, schema or operator.schema, near)
             for part, _ in self._steps
@@ -171,7 +173,8 @@ class _Chain:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._holders.close()
+        # A silent holder is not waited for.
+        self._reading.shutdown(wait=False, cancel_futures=True)
 
 
 class _Reading(ABC):
@@ -280,7 +283,7 @@ class _Fragments(_Reading):
         part = self._part
         try:
             if self._opened is None:
-                source = Scattered(self._holders, part)
+                source = Gathered(held(self._store, part), self._holders)
                 self._opened = part_file.opened(
                     source, name=part.name, schema=self._schema, expected=part.checksum
                 )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from anabranch.fragments import Encoder, Label
 from anabranch.state import part_file
 from anabranch.state.part import Part, peer_name
 from anabranch.state.part_file import BufferSource
-from anabranch.stores.gathering import Scattered, gathered
-from anabranch.stores.meter import Metered, Stopwatch
+from anabranch.stores.gathering import Gathered, Held, Holders, Wanted, threads
+from anabranch.stores.meter import Meter, Metered, Stopwatch
 from anabranch.stores.store import BackupStore
 
 _log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ def scatter(
                     file.write(piece)
             for index, file in enumerate(files):
                 file.write(_label(encoder, part, index, owner).to_bytes())
-        if isinstance(store, Metered):
-            store.encoded((part.needed, count - part.needed), data.size, watch.seconds)
+        if (meter := meter_of(store)) is not None:
+            meter.encoded((part.needed, count - part.needed), data.size, watch.seconds)
         stored = _put_all(store, part, dict(zip(part.holders, paths, strict=True)))
     return replace(part, holders=stored)
 
@@ -78,6 +78,27 @@ def _put_all(store: BackupStore, part: Part, files: dict[str, Path]) -> tuple[st
     return stored
 
 
+def held(store: BackupStore, part: Part) -> Wanted:
+    """A part that is in fragments, to be gathered from its holders."""
+    fragments = tuple(Held(host, store, peer_name(host, part.name)) for host in part.holders)
+    return Wanted(part.name, part.needed, fragments, part.bytes or None)
+
+
+def meter_of(store: BackupStore) -> Meter | None:
+    """What is told of the coding of parts in a store, if anything."""
+    return store.meter if isinstance(store, Metered) else None
+
+
+@contextmanager
+def gathered(store: BackupStore, part: Part) -> Iterator[Gathered]:
+    """A part that is in fragments, to be read."""
+    pool = threads()
+    try:
+        yield Gathered(held(store, part), Holders(pool, meter=meter_of(store)))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a silent holder is not waited for
+
+
 def mended(store: BackupStore, part: Part, holders: Sequence[str], near: str = "") -> Part:
     """Make lost fragments of a part again at other holders. The part at all that have one now.
 
@@ -90,7 +111,7 @@ def mended(store: BackupStore, part: Part, holders: Sequence[str], near: str = "
         lost = dict(zip(holders, found.missing, strict=False))
         whole = _own(store, part) if lost and part.owner and part.owner == near else None
         stored = _remade(store, part, found, lost, whole) if lost else ()
-        return replace(part, holders=(*found.hosts, *stored))
+        return replace(part, holders=(*found.holders, *stored))
 
 
 def _own(store: BackupStore, part: Part) -> pa.Buffer | None:
@@ -108,18 +129,14 @@ def _own(store: BackupStore, part: Part) -> pa.Buffer | None:
 def _remade(
     store: BackupStore,
     part: Part,
-    found: Scattered,
+    found: Gathered,
     lost: Mapping[str, int],
     whole: pa.Buffer | None,
 ) -> tuple[str, ...]:
     """Make fragments again, by host. The hosts that have theirs now."""
     with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
         paths = {host: Path(folder) / str(index) for host, index in lost.items()}
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("wb")) for path in paths.values()]
-            for some in found.remade(tuple(lost.values()), whole):
-                for file, data in zip(files, some, strict=True):
-                    file.write(data)
+        found.remake({lost[host]: path for host, path in paths.items()}, whole)
         return _put_all(store, replace(part, needed=0), paths)
 
 

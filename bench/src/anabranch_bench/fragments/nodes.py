@@ -29,9 +29,8 @@ from anabranch.nodes import Deadline, NodeStore, RemoteNode, Signer
 from anabranch.nodes.requests import Epoch
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part, peer_name
-from anabranch.stores.gathering import gathered
 from anabranch.stores.peers import PeerStore
-from anabranch.stores.scattered import scatter
+from anabranch.stores.scattered import gathered, scatter
 from anabranch.units import NO_VERSION
 
 A = TypeVar("A")

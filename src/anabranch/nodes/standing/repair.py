@@ -17,14 +17,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from anabranch.errors import AnabranchError, CheckpointError
-from anabranch.fragments import Label, Reader
+from anabranch.fragments import Label
 from anabranch.nodes.standing.client import Neighbourhood, Ring
-from anabranch.nodes.standing.gathering import Gathered, Threads
 from anabranch.nodes.standing.names import FragmentName, read_holder, write_holder
 from anabranch.nodes.standing.saving import Placing, Shape, candidates
-from anabranch.nodes.standing.survey import Piece
+from anabranch.nodes.standing.survey import Piece, wanted
 from anabranch.nodes.vault import Vault
 from anabranch.ring import Came, Contact, NodeId, Settings, Went
+from anabranch.stores.gathering import Gathered, Holders, threads
 
 _log = logging.getLogger(__name__)
 
@@ -223,34 +223,24 @@ class Repair:
         shape = Shape(name.data, name.total - name.data)
         holding = {piece.node.host for piece in pieces}
         placing = Placing(candidates(near, owner), shape, holding)
-        holders = {piece.name.index: piece.node for piece in pieces}
+        chosen = dict(zip(missing, placing.first(len(missing)), strict=False))
+        holders = {piece.name.index: piece.node for piece in pieces} | chosen
+        noted = tuple(write_holder(holders[i]) if i in holders else "" for i in range(name.total))
         ring = self._ring.of_query(own.query).at(self._epoch(own.query))
-        threads = Threads()
+        pool = threads()
         made = 0
         try:
-            gathered = Gathered(ring, pieces, threads)
             with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
-                reader = Reader(gathered.sources)
-                for index in missing:
-                    node = placing.another()
-                    if node is None:
-                        break
-                    holders[index] = node
-                    path = Path(folder) / str(index)
-                    with path.open("wb") as file:
-                        file.writelines(reader.remake(index))
-                        noted = tuple(
-                            write_holder(holders[i]) if i in holders else ""
-                            for i in range(name.total)
-                        )
-                        file.write(reader.label_of(index, noted).to_bytes())
+                paths = {index: Path(folder) / str(index) for index in chosen}
+                Gathered(wanted(ring, pieces), Holders(pool)).remake(paths, holders=noted)
+                for index, node in chosen.items():
                     again = FragmentName(name.state, name.generation, index, name.data, name.total)
-                    with pa.memory_map(str(path)) as mapped:
+                    with pa.memory_map(str(paths[index])) as mapped:
                         ring.store(node.address).put(str(again), mapped.read_buffer())
-                    path.unlink()
+                    paths[index].unlink()
                     made += 1
         finally:
-            threads.close()
+            pool.shutdown(wait=False, cancel_futures=True)
             ring.close()
             self.made += made
         _log.info(
@@ -258,6 +248,6 @@ class Repair:
             name.state,
             made,
             len(missing),
-            ", ".join(holders[index].host for index in missing[:made]),
+            ", ".join(node.host for node in chosen.values()),
         )
         return True

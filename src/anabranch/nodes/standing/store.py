@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,11 +25,12 @@ from anabranch.errors import (
     StoreError,
 )
 from anabranch.fragments import Encoder
+from anabranch.fragments.cost import Standing
 from anabranch.nodes.remote import NodeStore
 from anabranch.nodes.standing.client import Access, Ring
 from anabranch.nodes.standing.file import RingFile
-from anabranch.nodes.standing.gathering import Gathered, Threads
 from anabranch.nodes.standing.names import FragmentName, owner_of, write_holder
+from anabranch.nodes.standing.repair import PERIODS
 from anabranch.nodes.standing.saving import Placing, Saving, Shape, candidates
 from anabranch.nodes.standing.survey import (
     Piece,
@@ -36,10 +38,13 @@ from anabranch.nodes.standing.survey import (
     delete,
     new_generation,
     survey,
+    wanted,
     widen,
 )
 from anabranch.ring import Contact
 from anabranch.stores.address import StoreAddress
+from anabranch.stores.gathering import Gathered, Holders, threads
+from anabranch.stores.meter import Meter, Metered, Stopwatch
 from anabranch.stores.store import check_name
 from anabranch.stores.together import at_once, check_all_stored
 
@@ -79,8 +84,10 @@ class RingStore:
         self._row = row
         self._shape = Shape(data, parity)
         self._at_least = at_least
-        self._coded_into: Shape | None = None
-        self._threads = Threads()
+        self._meter: Meter | None = None
+        self._lowered: dict[Shape, Shape] = {}
+        """What states are coded into instead, on few nodes."""
+        self._threads = threads()
         self._recent = _Recent()
 
     def __repr__(self) -> str:
@@ -92,6 +99,18 @@ class RingStore:
         data, parity = self._shape.data, self._shape.parity
         return RingStore(self.ring.at(epoch), data, parity, at_least=self._at_least, row=self._row)
 
+    def coded(self, data: int, parity: int, row: int | None) -> RingStore:
+        """See :meth:`anabranch.stores.meter.CodingStore.coded`."""
+        store = copy(self)
+        store._shape, store._row = Shape(data, parity), row
+        return store
+
+    def metered(self, meter: Meter) -> RingStore:
+        """See :meth:`anabranch.stores.meter.CodingStore.metered`."""
+        store = copy(self)
+        store._meter, store._recent = meter, _Recent()
+        return store
+
     def put(self, name: str, data: pa.Buffer | bytes) -> None:
         """See :meth:`anabranch.stores.BackupStore.put`."""
         owner = self._owner(name)
@@ -102,24 +121,26 @@ class RingStore:
         self._tell(shape, len(nodes))
         placing = Placing(nodes, shape)
         holders = placing.first(shape.total)
-        encoder = Encoder(shape.data, shape.parity, row=self._row)
+        encoder, meter = Encoder(shape.data, shape.parity, row=self._row), self._meter or Meter()
+        meter.found(self._standing(before, shape, len(nodes)))
         folder = Path(tempfile.mkdtemp(prefix="anabranch-"))
         with ExitStack() as failed:
             failed.callback(shutil.rmtree, folder, ignore_errors=True)
             paths = [folder / str(index) for index in range(shape.total)]
             try:
-                _encode(encoder, data, paths, name, owner, holders)
+                took = _encode(encoder, data, paths, name, owner, holders)
             except OSError as error:
                 raise DidNotHappen(
                     f"{name}: cannot write its fragments to {folder}: {error}"
                 ) from error
             failed.pop_all()
+        meter.encoded((shape.data, shape.parity), memoryview(data).nbytes, took)
         generation = new_generation(before)
 
         def write(index: int, store: NodeStore) -> None:
             found = FragmentName(name, generation, index, shape.data, shape.total)
             with pa.memory_map(str(paths[index])) as mapped:
-                store.put(str(found), mapped.read_buffer())
+                Metered(store, meter).put(str(found), mapped.read_buffer())
 
         enough = min(self._at_least or shape.data + 1, shape.total)
         saving = Saving(self.ring, placing, name, shape.total)
@@ -145,8 +166,7 @@ class RingStore:
 
         def read(gathered: Gathered) -> pa.Buffer:
             start = min(offset, gathered.size)
-            end = gathered.size if length is None else min(gathered.size, start + length)
-            return gathered.read(start, end)
+            return gathered.read(start, gathered.size if length is None else length)
 
         return self._read(name, read)
 
@@ -212,10 +232,15 @@ class RingStore:
             try:
                 if not found.complete:
                     widen(self.ring, found)
-                opened = Gathered(self.ring, self._pieces(found), self._threads)
+                state = wanted(self.ring, self._pieces(found), self._meter)
+                opened = Gathered(state, Holders(self._threads, meter=self._meter))
                 answer = read(opened)
             except (CheckpointNotFound, StoreError) as error:
                 if not self._may_return(found) or time.monotonic() > deadline:
+                    # Another version may be there. The query does not know the holders of this one.
+                    error.part = name
+                    if isinstance(error, StoreError):
+                        error.host, error.without = None, ()
                     raise
                 _log.info("%s: waiting for nodes that may return: %s", name, error)
                 self.ring.forget()
@@ -250,7 +275,7 @@ class RingStore:
 
     def _tell(self, shape: Shape, nodes: int) -> None:
         """Say once that states are coded in another way than was asked for."""
-        if shape != (self._coded_into or self._shape):
+        if shape != self._lowered.get(self._shape, self._shape):
             _log.warning(
                 "The ring has %d nodes for %d fragments: states are coded into %d + %d fragments, "
                 "and survive the loss of %d nodes. Start more nodes to have %d + %d.",
@@ -262,7 +287,17 @@ class RingStore:
                 self._shape.data,
                 self._shape.parity,
             )
-        self._coded_into = shape
+        self._lowered[self._shape] = shape
+
+    def _standing(self, before: Survey, shape: Shape, nodes: int) -> Standing:
+        settings = self.ring.access.settings
+        return Standing(
+            min(nodes, settings.leaves - 1),
+            len(before.near.members),
+            shape.data,
+            shape.parity,
+            (settings.missed + PERIODS) * settings.period,
+        )
 
     def _check(
         self, name: str, done: dict[int, Contact | StoreError], enough: int, shape: Shape
@@ -322,17 +357,18 @@ def _encode(
     name: str,
     owner: str,
     holders: Sequence[Contact],
-) -> None:
-    """Write the fragments of a state to files."""
-    noted = tuple(map(write_holder, holders))
+) -> float:
+    """Write the fragments of a state to files. The seconds that coding took."""
+    noted, watch = tuple(map(write_holder, holders)), Stopwatch()
     with ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in paths]
-        for stripe in encoder.stripes([data]):
+        for stripe in watch.over(encoder.stripes([data])):
             for file, row in zip(files, stripe.rows, strict=True):
                 file.write(row)
         for index, file in enumerate(files):
             label = encoder.label(index, name=name, version=0, owner=owner, holders=noted)
             file.write(label.to_bytes())
+    return watch.seconds
 
 
 def where(file: str, data: int, parity: int, row: int | None = None) -> StoreAddress:

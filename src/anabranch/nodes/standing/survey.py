@@ -13,6 +13,8 @@ from anabranch.fragments import Label
 from anabranch.nodes.standing.client import ASKED, Neighbourhood, Ring
 from anabranch.nodes.standing.names import FragmentName, prefix_of, read_holder
 from anabranch.ring import Contact, NodeId
+from anabranch.stores.gathering import Held, Wanted
+from anabranch.stores.meter import Meter, Metered
 
 _log = logging.getLogger("anabranch")
 
@@ -61,6 +63,17 @@ class Survey:
         return pieces is not None and (
             len({each.name.index for each in pieces}) >= pieces[0].name.total
         )
+
+
+def wanted(ring: Ring, pieces: Sequence[Piece], meter: Meter | None = None) -> Wanted:
+    """The state of which these are the fragments, all of one coding, to be gathered."""
+
+    def held(piece: Piece) -> Held:
+        store = ring.store(piece.node.address)
+        at = store if meter is None else Metered(store, meter)
+        return Held(piece.node.host, at, str(piece.name))
+
+    return Wanted(pieces[0].name.state, pieces[0].name.data, tuple(map(held, pieces)))
 
 
 def delete(ring: Ring, pieces: Sequence[Piece]) -> list[Piece]:
