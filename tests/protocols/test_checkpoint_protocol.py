@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from anabranch.checkpointing.policy import Kind, Never, Periodic, Situation
+from anabranch.protocols import coverage
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Cause, Done, GiveUp, Inspected, Scale, SliceReport
 from anabranch.protocols.model import OperatorPlan
@@ -470,7 +471,7 @@ def test_what_an_idle_node_held_is_stored_again() -> None:
     again = play.batch()
     assert {each.slice for each in again.captures} >= {s.id for s in held}
     for each in play.slices:
-        assert play.query.protected(each) is not None
+        assert coverage.protected(play.query, each) is not None
 
 
 def test_a_slice_is_stored_again_when_only_its_holder_is_lost() -> None:
@@ -480,11 +481,11 @@ def test_a_slice_is_stored_again_when_only_its_holder_is_lost() -> None:
     (holder,) = {host for part in play.query.inventory["op"].parts for host in part.holders}
     assert holder != each.node
     play.lose(holder)
-    assert play.query.protected(each) is None
+    assert coverage.protected(play.query, each) is None
     assert not play.given(o.Replay)
     order = play.batch()
     assert {c.slice: c.base for c in order.captures} == {each.id: None}
-    assert play.query.protected(each) == 4
+    assert coverage.protected(play.query, each) == 4
 
 
 def test_a_version_with_a_lost_part_is_not_counted_on() -> None:
@@ -707,7 +708,7 @@ def test_changes_do_not_follow_on_what_the_node_of_the_slice_holds_itself() -> N
     play.batches(4)
     play.wait(60)
     for each in play.slices:
-        assert play.query.protected(each) is not None
+        assert coverage.protected(play.query, each) is not None
     published = len(play.published)
     play.wait(60)
     assert len(play.told("checkpoint")) <= 8, "it is stored again and again"

@@ -16,8 +16,8 @@ from anabranch.checkpointing.policy import Kind
 from anabranch.fragments import Adapt, Prefer
 from anabranch.protocols import (
     batches,
-    checkpoint,
-    move,
+    due,
+    handover,
     nodes,
     notes,
     query,
@@ -25,10 +25,12 @@ from anabranch.protocols import (
     restart,
     retention,
 )
+from anabranch.protocols import turn as turns
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import NO_GROUPS, Inventory, Slice, serving
+from anabranch.protocols.moving import Move
 from anabranch.protocols.orders import CaptureWanted
-from anabranch.protocols.query import Turn
+from anabranch.protocols.turn import Turn
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import Version
@@ -79,11 +81,11 @@ def test_a_history_repeats() -> None:
 
 
 def _give_all_orders_one_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Turn, "fence", lambda turn: turn.query.epoch * query.FENCES)
+    patch.setattr(Turn, "fence", lambda turn: turn.query.epoch * turns.FENCES)
 
 
 def _switch_before_the_last_changes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(move, "_finish", lambda turn, moving: move._switch(turn, moving))
+    patch.setattr(handover, "finish", handover.switch)
 
 
 def _serve_without_replay(patch: pytest.MonkeyPatch) -> None:
@@ -95,12 +97,12 @@ def _serve_without_replay(patch: pytest.MonkeyPatch) -> None:
 
 
 def _build_on_parts_that_were_not_stored(patch: pytest.MonkeyPatch) -> None:
-    original = checkpoint._capture
+    original = due.capture
 
     def capture(now: query.Query, each: Slice, kind: Kind) -> CaptureWanted:
         return replace(original(now, each, kind), base=each.base)
 
-    patch.setattr(checkpoint, "_capture", capture)
+    patch.setattr(due, "capture", capture)
 
 
 def _deliver_twice(patch: pytest.MonkeyPatch) -> None:
@@ -114,16 +116,16 @@ def _deliver_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def _serve_groups_that_have_left(patch: pytest.MonkeyPatch) -> None:
-    original = move._switch
+    original = handover.switch
 
-    def switch(turn: Turn, moving: move.Move) -> None:
+    def switch(turn: Turn, moving: Move) -> None:
         before = turn.query.slices
         original(turn, moving)
         for source in moving.moved:
             if source in turn.query.slices:
                 turn.put(replace(before[source], leaving=NO_GROUPS))
 
-    patch.setattr(move, "_switch", switch)
+    patch.setattr(handover, "switch", switch)
 
 
 def _use_chains_with_a_gap(patch: pytest.MonkeyPatch) -> None:
@@ -164,13 +166,13 @@ def _trim_what_is_needed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_what_must_be_shed(patch: pytest.MonkeyPatch) -> None:
-    original = move._switch
+    original = handover.switch
 
-    def switch(turn: Turn, moving: move.Move) -> None:
+    def switch(turn: Turn, moving: Move) -> None:
         original(turn, moving)
         turn.put(*(replace(s, leaving=NO_GROUPS) for s in turn.query.slices.values()))
 
-    patch.setattr(move, "_switch", switch)
+    patch.setattr(handover, "switch", switch)
 
 
 def _withdraw_what_is_needed(patch: pytest.MonkeyPatch) -> None:
