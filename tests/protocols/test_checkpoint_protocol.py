@@ -1,6 +1,6 @@
 """Checkpoints: what is captured when, and which versions exist."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -8,12 +8,12 @@ import pytest
 from anabranch.checkpointing.policy import Kind, Never, Periodic, Situation
 from anabranch.protocols import coverage
 from anabranch.protocols import orders as o
-from anabranch.protocols.events import Cause, Done, GiveUp, Inspected, Scale, SliceReport
+from anabranch.protocols.events import BatchLeft, Cause, Done, GiveUp, Inspected, Scale, SliceReport
 from anabranch.protocols.model import OperatorPlan
 from anabranch.protocols.orders import SECOND
 from anabranch.state.part import Part
 from anabranch.units import Version
-from protocols.played import EVERYTHING, AtPeers, Play, groups_of
+from protocols.played import EVERYTHING, AtPeers, Play, groups_of, whole
 
 
 @dataclass(frozen=True)
@@ -350,6 +350,19 @@ def test_after_many_failures_in_a_row_the_query_stops() -> None:
     assert "3 checkpoints in a row failed: failure 2" in play.last(o.Stop).reason
 
 
+def test_the_command_ends_whose_checkpoint_was_one_too_many() -> None:
+    play = Play.started(tolerate=0)
+    play.batches(1)
+    play.hold(o.Store)
+    saved = play.checkpoint()
+    while not play.waiting(o.Store):
+        play.batch()
+    for store in play.waiting(o.Store):
+        play.fail(store, "the store is full")
+    assert play.given(o.Stop)
+    assert play.ended[saved].error == "the store is full"
+
+
 def test_a_success_in_between_counts_as_a_new_beginning() -> None:
     play = Play.started(tolerate=1)
     for _ in range(3):
@@ -624,6 +637,46 @@ def test_the_stream_is_held_before_offsets_run_out_until_a_version_is_published(
     assert len(play.told("stream goes on")) == 1
     play.commit(play.last(o.RunBatch))
     assert play.query.committed == 8
+
+
+def test_a_query_without_operators_is_not_held_for_ever() -> None:
+    play = Play.of(checkpointing=Periodic("1 hour", at_most=1000), retained_offsets=8)
+    object.__setattr__(play.query, "operators", {})
+    play.come("a")
+    play.take_over(routed={}, published=(whole(0, operators=()),), committed=Version(20))
+    assert play.ask() is not None, "a checkpoint was taken, so that the stream goes on"
+    assert play.published == [0, 20]
+
+
+def test_a_batch_that_spark_did_not_want_any_more_has_captured_nothing() -> None:
+    play = Play.started(checkpointing=Periodic("10 seconds"))
+    play.batches(1)
+    play.wait(11)
+    order = play.ask()
+    assert order is not None
+    assert order.captures
+    play.happen(BatchLeft(order.version))
+    play.hold(o.Store)
+    play.checkpoint()
+    play.wait(1)
+    assert not play.batch().captures, "the checkpoint between two batches is in progress"
+    play.let_go(o.Store)
+    assert play.batch().captures, "it is still due"
+
+
+def test_parts_are_kept_as_long_as_a_manifest_cannot_be_read_that_may_name_them() -> None:
+    play = Play.started()
+    play.batches(4)
+    assert play.published == [3]
+    older = play.part(2)
+    inventory = {"op": play.query.inventory["op"].with_part(older)}
+    play.query = replace(play.query, inventory=inventory, unreadable=(Version(5),))
+    play.batches(4)
+    assert older in play.query.inventory["op"].parts
+    play.batches(4)
+    assert play.published == [7, 11]
+    assert older not in play.query.inventory["op"].parts
+    assert [Version(5) in each.versions for each in play.given(o.Withdraw) if older in each.parts]
 
 
 def test_or_the_query_stops_if_it_is_not_to_be_held() -> None:

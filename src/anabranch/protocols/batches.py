@@ -33,6 +33,9 @@ def ask(turn: Turn, version: Version) -> None:
 def leave(turn: Turn, version: Version) -> None:
     """Spark does not want a batch any more."""
     if turn.query.batch is not None and turn.query.batch.version == version:
+        if turn.query.running:
+            catch_up.batch_failed(turn)
+            checkpoint.batch_failed(turn)
         turn.change(batch=None, idle_since=turn.query.now)
 
 

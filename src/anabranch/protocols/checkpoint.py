@@ -109,7 +109,7 @@ def look(turn: Turn) -> None:
     mine, exhausted = pending.of(query), offsets.exhausted(query)
     everything = frozenset(query.operators if mine.commands or exhausted else ())
     wanted = mine.wanted | everything
-    asked = wanted or mine.commands  # a query may have no operators
+    asked = wanted or mine.commands or exhausted  # a query may have no operators
     if not asked or mine.current is not None or query.running or query.suspects:
         return
     if query.recovery or query.restart or query.stopped or (query.moves and not exhausted):
@@ -290,7 +290,10 @@ def _finish(turn: Turn, current: Current) -> None:
     turn.send(Wake(pause))
     _tell(turn, current, failures)
     if failures > query.policies.tolerate:
+        for command in current.commands:
+            turn.end(command, current.failure)
         turn.stop(f"{failures} checkpoints in a row failed: {current.failure}")
+        return
     for command in current.commands:
         _end(turn, command, current)
     if current.failure is None:

@@ -140,7 +140,9 @@ def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
     files = found.files.keys() - _wanted_files(query, found)
     if tables or files:
         turn.send(Drop(host, tuple(sorted(tables)), tuple(sorted(files))))
-    strays = sorted(_strays(turn, host, found.parts)) if query.settled else ()
+    # While a manifest cannot be read nobody knows which parts it names.
+    can_tell = query.settled and not query.unreadable
+    strays = sorted(_strays(turn, host, found.parts)) if can_tell else ()
     if strays:
         # After manifests that could not be deleted yet, as one of these may name them.
         turn.send(Withdraw((), tuple(_stray(name, host) for name in strays)))

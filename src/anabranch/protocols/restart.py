@@ -269,7 +269,9 @@ def _choose(turn: Turn) -> None:
     here = _newest(query, restart, frozenset(query.nodes))
     best = _newest(query, restart, None)
     start = _version(now)
-    lost = start + 1 < query.oldest and start < restart.target and restart.trusted
+    # After a power failure Spark plans batches anew, from any checkpoint, but not from none.
+    reaches = start + 1 >= query.oldest if restart.trusted else _reaches_anew(query, start)
+    lost = start < restart.target and not reaches
     if _version(here) > start:
         # They are there, or are seen to be gone once their agents did not start.
         starting = named(query.nodes.keys() - query.ready)
@@ -285,6 +287,10 @@ def _choose(turn: Turn) -> None:
         turn.stop(_lost(query, restart.target, now, best), StateMissing)
         return
     _make(turn, now)
+
+
+def _reaches_anew(query: Query, start: Version) -> bool:
+    return start != NO_VERSION or query.oldest_offsets == 0
 
 
 def _absent(query: Query, published: Published | None) -> str:
@@ -393,7 +399,8 @@ def _finish(turn: Turn) -> None:
         suspects=frozenset(),
         committed=restart.start,
         delivered=Version(max(restart.target, query.delivered)),
-        oldest_offsets=query.oldest,
+        # After a power failure Spark plans all later batches anew.
+        oldest_offsets=query.oldest if restart.trusted else restart.start + 1,
         inventory=_inventory(query, query.manifests),
         trimmed=dict.fromkeys(query.operators, restart.start),
     )

@@ -76,6 +76,10 @@ def _needed(query: Query) -> set[str]:
                 needed |= {part.name for part in parts}
             case Mend(part):
                 needed.add(part.name)
+    # A manifest that cannot be read may be mended, and nobody knows which parts it names.
+    unknown = max(query.unreadable, default=NO_VERSION)
+    for of in query.inventory.values():
+        needed |= {part.name for part in of.parts if part.version <= unknown}
     for moving in query.moves.values():
         for part in query.inventory[moving.operator].parts:
             if part.version >= moving.begun:
