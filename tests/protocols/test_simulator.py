@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.backup import Fragments
+from anabranch.backup import Backup, Fragments
 from anabranch.checkpointing.policy import Kind
 from anabranch.fragments import Adapt, Prefer
 from anabranch.protocols import (
@@ -39,7 +39,7 @@ from protocols.simulator import Simulation, fails, shrink
 
 SECONDS = float(os.environ.get("SIMULATE", "60"))
 SEED = int(os.environ.get("SEED", str(random.SystemRandom().randrange(10**9))))
-MOST = 1500
+MOST = 4000
 """Histories within which a planted bug must be found."""
 
 
@@ -267,9 +267,7 @@ def test_a_planted_bug_is_found(
 @pytest.mark.parametrize("seed", range(20))
 def test_one_node_after_another_can_be_lost(backup: InStore | AtPeers, seed: int) -> None:
     """Idle nodes, too, may hold backups: what they held is stored again."""
-    plan = replace(Plan.of(seed), backup=backup, faults=(), commands=(), hosts=4)
-    simulation = Simulation(plan)
-    simulation.faulty = False
+    simulation = at_peace(seed, backup, hosts=4)
     for number in range(8):
         simulation.run_until_safe()
         simulation.lose(f"h{(seed + number) % 4}", memory=True, disk=True)
@@ -309,8 +307,19 @@ def test_as_many_as_parts_promise_can_be_lost_while_fragments_adapt(
     assert_all_is_well(simulation)
 
 
-def at_peace(seed: int, backup: Fragments) -> Simulation:
-    plan = replace(Plan.of(seed), backup=backup, faults=(), commands=(), hosts=6, backs_up=True)
+def at_peace(seed: int, backup: Backup, hosts: int = 6) -> Simulation:
+    plan = replace(
+        Plan.of(seed),
+        backup=backup,
+        hosts=hosts,
+        late=0,
+        shape="pair",
+        replays=True,
+        backs_up=True,
+        tolerate=10**6,
+        faults=(),
+        commands=(),
+    )
     simulation = Simulation(plan)
     simulation.faulty = False
     return simulation

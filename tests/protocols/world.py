@@ -43,10 +43,11 @@ class Trouble(Exception):
         unreachable: str | None = None,
         missing: SliceId | None = None,
         damaged_at: tuple[str, ...] = (),
+        final: bool = False,
     ) -> None:
         super().__init__(reason)
         self.damaged, self.unreachable, self.missing = damaged, unreachable, missing
-        self.damaged_at = damaged_at
+        self.damaged_at, self.final = damaged_at, final
 
 
 class Missing(Trouble):
@@ -73,7 +74,7 @@ class Truth:
     _known: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     def has_rows(self, operator: str, group: int, version: int) -> bool:
-        return (hash((self.seed, operator[-1] == "b", group, version)) >> 7) % 3 > 0
+        return (hash((self.seed, ord(operator[-1]), group, version)) >> 7) % 3 > 0
 
     def apply(self, operator: str, content: Content, groups: Collection[int], version: int) -> None:
         for group in groups:
@@ -151,6 +152,10 @@ class Machine:
     hung: bool = False
     stopped: bool = False
     """Whether none of its processes does anything, though all are there."""
+    barren: bool = False
+    """Whether no agent can be started on it."""
+    gone: bool = False
+    """Whether it never comes back."""
     epoch: int = 0
     """Drivers before this one are refused."""
     tables: dict[SliceId, Table] = field(default_factory=dict)
@@ -172,10 +177,18 @@ class Durable:
 
     epoch: int = 0
     down: bool = False
+    log_down: bool = False
+    """Whether the log of commits does not answer."""
     ill_at: int = NEVER
     """When it was down for the last time."""
     manifests: dict[Version, Published] = field(default_factory=dict)
     parts: dict[str, File] = field(default_factory=dict)
+    unreadable: set[Version] = field(default_factory=set)
+    """Versions whose manifests are damaged."""
+    trusted: bool = True
+    """Whether there was no power failure since results were taken back the last time."""
+    rewinding: bool = False
+    """Whether a driver has begun to take Spark back, and has not finished."""
     noted: tuple[int, Mapping[str, Routed], tuple[Slice, ...]] | None = None
     arrangement: int = 0
     commits: set[Version] = field(default_factory=set)
@@ -210,7 +223,8 @@ class World:
 
     def facts(self, routed: Mapping[str, Routed]) -> Facts:
         durable = self.durable
-        published = tuple(durable.manifests[v] for v in sorted(durable.manifests))
+        readable = sorted(durable.manifests.keys() - durable.unreadable)
+        published = tuple(durable.manifests[v] for v in readable)
         noted, routed, slices = durable.noted or (0, routed, ())
         return Facts(
             routed,
@@ -221,6 +235,9 @@ class World:
             durable.committed,
             durable.rewind,
             durable.oldest_offsets,
+            durable.trusted,
+            tuple(sorted(durable.unreadable)),
+            durable.rewinding,
         )
 
     # What nodes do
