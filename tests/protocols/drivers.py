@@ -364,6 +364,7 @@ class Driver:
                 trouble.damaged_at,
                 trouble.missing,
                 trouble.final,
+                kind=trouble.kind,
             )
 
     def waits_for(self, number: o.OrderId) -> bool:

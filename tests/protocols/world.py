@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from anabranch.errors import AnabranchError, StateFull
 from anabranch.protocols.model import Facts, Host, Published, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     Advance,
@@ -44,10 +45,11 @@ class Trouble(Exception):
         missing: SliceId | None = None,
         damaged_at: tuple[str, ...] = (),
         final: bool = False,
+        kind: type[AnabranchError] | None = None,
     ) -> None:
         super().__init__(reason)
         self.damaged, self.unreachable, self.missing = damaged, unreachable, missing
-        self.damaged_at, self.final = damaged_at, final
+        self.damaged_at, self.final, self.kind = damaged_at, final, kind
 
 
 class Missing(Trouble):
@@ -245,7 +247,7 @@ class World:
     def make(self, order: Make) -> None:
         machine = self.machines[order.slice.node]
         if machine.full:
-            raise Trouble("the disk is full")
+            raise Trouble("the disk is full", kind=StateFull)
         content = self.put_together(order.parts, order.slice.groups, order.version, machine.name)
         if order.version == NO_VERSION and order.parts:
             raise Violation(f"{order}: parts for an empty table")
@@ -350,7 +352,7 @@ class World:
     ) -> Captured:
         machine, table = self.machines[each.node], self.table(each)
         if machine.full:
-            raise Trouble("the disk is full")
+            raise Trouble("the disk is full", kind=StateFull)
         if wanted.base is not None and wanted.base != table.base:
             raise Violation(f"{wanted}: the table knows changes since {table.base}")
         chosen = [g for g in wanted.groups if wanted.base is None or g in table.changed]
