@@ -21,6 +21,7 @@ from anabranch.protocols.events import (
     BatchAsked,
     BatchCommitted,
     BatchFailed,
+    BatchLeft,
     Cause,
     Done,
     Event,
@@ -32,7 +33,7 @@ from anabranch.protocols.events import (
     TimePassed,
 )
 from anabranch.protocols.machine import step
-from anabranch.protocols.model import Host, Slice
+from anabranch.protocols.model import Host, Slice, SliceId
 from anabranch.protocols.orders import SECOND
 from anabranch.protocols.query import Query
 from anabranch.state.part import Part
@@ -77,6 +78,10 @@ class Driver:
         """Versions whose manifests are still to be deleted."""
         self.parts: dict[str, Part] = {}
         """The parts that it knew of since it began or went back, but for those it had deleted."""
+        self.unreadable = set(world.durable.unreadable)
+        """The versions whose manifests it could not read when it began."""
+        self.failed_in_a_row = 0
+        """How many checkpoints it was told to have failed since one did not."""
         self.damaged: set[tuple[str, Host | None]] = set()
         """The copies that it was told are damaged: parts, and holders or None for all of them."""
         self.lacking: set[tuple[str, Host]] = set()
@@ -170,6 +175,8 @@ class Driver:
         simulation.say(self.epoch, f"order {number}", order)
         simulation.check_order(self, order)
         match order:
+            case o.RunBatch() if self.query.batch is None:
+                pass  # Spark has left meanwhile
             case o.RunBatch():
                 self.attempt = Attempt(self, order, count)
                 self.fence = order.fence
@@ -187,7 +194,7 @@ class Driver:
             case o.Withdraw(versions, parts):
                 self.write(lambda: self.withdraw(versions, parts))
             case o.Drop():
-                simulation.after(0.001, lambda: self.drop(order))
+                self.send_drop(order)
             case o.End(command, error, result):
                 simulation.end(self, command, error, result)
             case o.Stop(reason):
@@ -234,6 +241,8 @@ class Driver:
                     durable.noted = (arrangement, routed, slices)
                 case o.Publish(published):
                     durable.manifests[published.version] = published
+                    durable.unreadable.discard(published.version)
+                    self.unreadable.discard(published.version)
                     self.withdrawing.discard(published.version)
                     simulation.check_manifests()
             if simulation.faulty and simulation.chance.random() < 0.02:
@@ -250,6 +259,7 @@ class Driver:
             return
         for version in self.withdrawing:
             world.durable.manifests.pop(version, None)
+            world.durable.unreadable.discard(version)
         self.withdrawing.clear()
         for part in parts:
             world.durable.parts.pop(part.name, None)
@@ -268,6 +278,14 @@ class Driver:
             raise StaleDriver("a newer driver has taken over")
 
     # Nodes
+
+    def send_drop(self, order: o.Drop) -> None:
+        """It has no answer: now and then it is late, or lost."""
+        simulation = self.simulation
+        chance = simulation.chance.random() if simulation.faulty else 1.0
+        if chance > 0.01:
+            seconds = simulation.chance.random() * 20 if chance < 0.03 else 0.001
+            simulation.after(seconds, lambda: self.drop(order))
 
     def drop(self, order: o.Drop) -> None:
         machine = self.simulation.world.machines[order.host]
@@ -290,6 +308,8 @@ class Driver:
             if stopped.intersection(hosts):
                 simulation.after(1, arrive)
                 return
+            if isinstance(order, o.Rewind) and self.dead:
+                return  # no other process does it
             if isinstance(order, o.Rewind) and self.writing_until > simulation.now:
                 # A version that was to be published before exists by then, or does not.
                 simulation.at(self.writing_until, arrive)
@@ -343,6 +363,8 @@ class Driver:
                 trouble.damaged,
                 trouble.damaged_at,
                 trouble.missing,
+                trouble.final,
+                kind=trouble.kind,
             )
 
     def waits_for(self, number: o.OrderId) -> bool:
@@ -355,6 +377,8 @@ class Driver:
             return Failed(number, f"no executor on {host}")
         if machine.epoch > self.epoch:
             return Failed(number, fenced=True)
+        if machine.barren and not (machine.agent and not machine.hung):
+            return Failed(number, f"no agent can be started on {host}")
         if not machine.agent or machine.hung:
             self.simulation.ail(host)
         machine.epoch, machine.agent, machine.hung = self.epoch, True, False
@@ -415,15 +439,36 @@ class Driver:
         if order.fence < self.fence:
             raise Trouble("a later batch has begun")
         self.fence = order.fence
+        if not durable.trusted:
+            if order.start < 0 < durable.oldest_offsets:
+                raise Trouble("the state is lost; the newest checkpoint was not had", final=True)
+            # Later batches are planned anew: nothing counts that was delivered of them.
+            durable.output = {v: out for v, out in durable.output.items() if v <= order.start}
+            durable.rewind = order.start
+            durable.oldest_offsets = min(durable.oldest_offsets, order.start + 1)
         if order.start + 1 < durable.oldest_offsets:
             raise Violation(f"Spark's log has no offsets of batch {order.start + 1} any more")
+        durable.rewind = max(order.target, durable.rewind)
+        durable.rewinding = True
+        if self.simulation.faulty and self.simulation.chance.random() < 0.1:
+            raise Trouble("the store took too long")
         earlier = {v for v in durable.commits if v <= order.start}
         durable.commits = earlier | ({order.start} if order.start >= 0 else set())
-        durable.rewind = max(order.target, durable.rewind)
+        durable.rewinding, durable.trusted = False, True
         self.buffers.sent.clear()
+        self.leave()
         self.after(0.2, self.ask)
 
+    def leave(self) -> None:
+        """Spark does not want the batch any more that it has asked for: its query was stopped."""
+        if self.attempt is not None:
+            self.attempt.abandon()
+        batch = self.query.batch
+        if batch is not None:
+            self.take(BatchLeft(batch.version))
 
+
+_SILENT = "the log of commits does not answer"
 _TABLE = 1_000_000
 """The bytes of a table."""
 
@@ -474,7 +519,7 @@ class Attempt:
         except TableFenced as trouble:
             self.fail(Cause.FENCED, trouble)
         except Missing as trouble:
-            self.fail(Cause.STATE_MISSING, trouble)
+            self.fail(Cause.STATE_MISSING, trouble, missing=(each.id,))
         except Trouble as trouble:
             self.fail(Cause.PROCESS_LOST, trouble)
         else:
@@ -487,13 +532,20 @@ class Attempt:
         if not self.ended and self.tasks:
             self.fail(Cause.PROCESS_LOST, Trouble("it was cancelled"))
 
-    def fail(self, cause: Cause, trouble: Trouble) -> None:
-        self.ended = True
-        for each in self.tasks:  # they do not know, and run on as long as nobody stops them
-            simulation = self.driver.simulation
-            simulation.after(simulation.chance.random() * 3, partial(self.run_late, each))
-        event = BatchFailed(self.order.version, self.order.fence, cause, str(trouble))
-        self.driver.take(event)
+    def fail(self, cause: Cause, trouble: Trouble, missing: tuple[SliceId, ...] = ()) -> None:
+        self.abandon()
+        if self.driver.simulation.chance.random() < 0.5:
+            missing = ()  # it is not always known
+        order = self.order
+        self.driver.take(BatchFailed(order.version, order.fence, cause, str(trouble), missing))
+
+    def abandon(self) -> None:
+        """Nobody waits for its tasks; they do not know, and run on as long as nobody stops them."""
+        if not self.ended:
+            self.ended = True
+            for each in self.tasks:
+                simulation = self.driver.simulation
+                simulation.after(simulation.chance.random() * 3, partial(self.run_late, each))
 
     def run_late(self, each: Slice) -> None:
         world = self.driver.simulation.world
@@ -525,8 +577,14 @@ class Attempt:
 
     def commit(self) -> None:
         driver, world = self.driver, self.driver.simulation.world
+        if self.ended:
+            return
         if self.driver.paused:
             self.driver.after(0.5, self.commit)
+            return
+        silent = world.durable.log_down and driver.simulation.chance.random() < 0.7
+        if silent and driver.simulation.chance.random() < 0.5:
+            self.fail(Cause.ERROR, Trouble(_SILENT))
             return
         if world.durable.epoch != driver.epoch:
             self.fail(Cause.FENCED, Trouble("a newer driver has taken over"))
@@ -535,12 +593,17 @@ class Attempt:
         oldest = self.order.version - driver.plan.retained + 1
         world.durable.oldest_offsets = max(world.durable.oldest_offsets, oldest)
         world.durable.arrangement = self.order.arrangement
-        driver.buffers.keep(self.order)
+        if driver.plan.replays:
+            driver.buffers.keep(self.order)
         driver.simulation.committed(driver, self.order.version)
         hosts = _hosts(self.order)
         driver.simulation.reached(self.count, Stage.DONE, hosts)
         if driver.dead:
             return
+        if silent:  # and has it all the same
+            self.fail(Cause.ERROR, Trouble(_SILENT))
+            return
+        self.ended = True
         driver.take(BatchCommitted(self.order.version, self.order.fence, self.reports))
         driver.simulation.reached(self.count, Stage.ANSWERED, hosts)
         driver.ask()

@@ -8,7 +8,7 @@ faults (:func:`one_fault_each`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -111,8 +111,25 @@ FAULTS = {
     "clock": 1,
     "lost table": 1,
     "cut": 2,
+    "no agent": 1,
+    "leave": 2,
+    "lost file": 1,
+    "manifest": 1,
+    "power": 1,
+    "log": 1,
 }
 """What can go wrong, and how often compared with the others."""
+
+SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "pair": {"a": (), "b": ("a",)},
+    "one": {"a": ()},
+    "chain": {"a": (), "b": ("a",), "c": ("b",)},
+    "fork": {"a": (), "b": ("a",), "c": ("a",)},
+    "join": {"a": (), "b": (), "c": ("a", "b")},
+    "apart": {"a": (), "b": ()},
+    "nothing": {},
+}
+"""The operators of a query, and which others send rows to each."""
 
 
 class Stage(Enum):
@@ -158,6 +175,16 @@ class Plan:
     rarely: str = ""
     """The operator that is checkpointed less often than others."""
     most_slices: int = 8
+    shape: str = "pair"
+    """Its operators, see SHAPES."""
+    tolerate: int = 10**6
+    retain: int = 3
+    longest_chain: int = 3
+    pool: int = 0
+    replays: bool = True
+    """Whether what was sent is kept; not so where the driver runs everything itself."""
+    late: int = 0
+    """So many hosts come some time after the beginning."""
     seconds: float = 0.0
     """How long faults can happen, if there is no later one."""
     faults: tuple[Planned, ...] = ()
@@ -172,9 +199,11 @@ class Plan:
         span = 2 + 1.5 * faults if span is None else span
         wish = Adapt(chance.choice(list(Prefer)), 0.0, chance.choice([0.5, 1.0, 9.0]))
         adaptive = Fragments(2, 1, adapt=wish)
+        local = chance.random() < 0.05
         return cls(
             seed,
-            hosts=chance.randint(2, 5),
+            hosts=1 if local else chance.randint(2, 5),
+            replays=not local,
             groups=chance.choice([3, 4, 6]),
             backup=chance.choice([InStore(), AtPeers(1), AtPeers(2), Fragments(2, 1), adaptive]),
             interval=chance.choice([0.5, 1.0, 3.0]),
@@ -185,6 +214,12 @@ class Plan:
             backs_up=chance.random() < 0.95,
             rarely=chance.choice(["", "", "a", "b"]),
             most_slices=chance.choice([1, 2, 3]),
+            shape=chance.choice(["pair"] * 6 + [*SHAPES]),
+            tolerate=chance.choice([2, 10**6, 10**6]),
+            retain=chance.choice([1, 3, 3]),
+            longest_chain=chance.choice([1, 3, 3]),
+            pool=chance.choice([0, 0, 1]),
+            late=chance.choice([0, 0, 1]),
             seconds=span,
             faults=tuple(_fault(chance, i, kind, span) for i, kind in enumerate(drawn)),
             commands=tuple(

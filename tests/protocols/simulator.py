@@ -44,13 +44,24 @@ from anabranch.state.groups import Routing
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 from protocols.drivers import Driver
-from protocols.plans import Plan, Planned, Stage, Unequal
+from protocols.plans import SHAPES, Plan, Planned, Stage, Unequal
 from protocols.promises import can_recover, can_restart, keeps
 from protocols.world import Buffers, Durable, File, Machine, Truth, Violation, World
 
 _QUIET = 8000 * SECOND
 """So long after the last fault everything must have ended. A replay of a hundred batches counts as
 failed after 6,600 seconds, if its answer is lost."""
+_OF_NO_HOST = (
+    "damage",
+    "driver",
+    "second driver",
+    "store down",
+    "leave",
+    "manifest",
+    "power",
+    "log",
+)
+"""Faults with which nothing is wrong with a host that was not wrong before."""
 _KNOWN = 130 * SECOND
 """What has been well for this long is known to be: no wait of a protocol is longer."""
 
@@ -62,8 +73,8 @@ class Simulation:
         self.plan, self.story = plan, story
         self.chance = random.Random(plan.seed)
         self.operators = {
-            "a": OperatorPlan("a", plan.groups),
-            "b": OperatorPlan("b", plan.groups, ("a",)),
+            name: OperatorPlan(name, plan.groups, before)
+            for name, before in SHAPES[plan.shape].items()
         }
         names = [f"h{i}" for i in range(plan.hosts)]
         groups = {name: each.key_groups for name, each in self.operators.items()}
@@ -72,18 +83,21 @@ class Simulation:
             name: Routing.even(each.key_groups, self.chance.randint(1, 2))
             for name, each in self.operators.items()
         }
+        for name in names[plan.hosts - plan.late :] if plan.hosts > plan.late else ():
+            self.world.machines[name].up = False
         placed = Even().place({n: r.instances for n, r in routing.items()}, names)
         self.routed = {n: Routed(r, tuple(placed[n])) for n, r in routing.items()}
-        often = Periodic(plan.interval, plan.incremental, at_most=8)
+        often = Periodic(plan.interval, plan.incremental, at_most=8, retain=plan.retain)
         checkpointing: Checkpointing = Unequal(often, plan.rarely) if plan.rarely else often
         self.policies = Policies(
             checkpointing if plan.backs_up else Never(),
             plan.backup,
-            Even(),
+            Even(plan.pool),
             plan.parallelism,
-            longest_chain=3,
-            tolerate=10**6,
+            longest_chain=plan.longest_chain,
+            tolerate=plan.tolerate,
             retained_offsets=plan.retained,
+            replays=plan.replays,
             hold=plan.hold,
             most_slices=plan.most_slices,
         )
@@ -144,6 +158,11 @@ class Simulation:
                 self.after(planned.at, partial(self.happen, planned))
             else:
                 self._at_orders.setdefault((planned.order, planned.stage), []).append(planned)
+        for machine in self.world.machines.values():
+            if not machine.up:
+                self.after(
+                    self.chance.random() * self.plan.seconds, partial(self.come_back, machine.name)
+                )
         times = [p.at for p in (*self.plan.faults, *self.plan.commands) if p.at is not None]
         self._run_until(int((max(times, default=self.plan.seconds) + 3) * SECOND))
         self.mend()
@@ -263,8 +282,8 @@ class Simulation:
         named = {part.name for of in query.inventory.values() for part in of.parts}
         for manifest in self.world.durable.manifests.values():
             named |= {part.name for of in manifest.parts.values() for part in of}
-        machines = self.world.machines.values()
-        strays = any(machine.vault.keys() - named for machine in machines)
+        machines = [machine for machine in self.world.machines.values() if not machine.gone]
+        strays = any(machine.vault.keys() - named for machine in machines) and not query.unreadable
         return (
             max(slices.values(), default=0) <= self.plan.most_slices
             and all(machine.tables.keys() <= query.slices.keys() for machine in machines)
@@ -370,18 +389,37 @@ class Simulation:
             if served <= well:
                 raise Violation(f"it stopped, though {served} are well: {reason}")
             return
+        if "the log of commits does not answer" in reason:
+            return
+        if "checkpoints in a row failed" in reason:
+            if driver.failed_in_a_row <= self.plan.tolerate:
+                raise Violation(f"it stopped, though not so many checkpoints failed: {reason}")
+            return
         if "will not reach back" in reason and not self.plan.hold:
             if driver.failed_since_held < 3:
                 raise Violation(f"it stopped, though checkpoints did not fail: {reason}")
             return
-        for version, manifest in self.world.durable.manifests.items():
-            parts = [part for of in manifest.parts.values() for part in of]
-            enough = version + 1 >= self.world.durable.oldest_offsets
-            if enough and all(self.world.is_whole(part, well) for part in parts):
-                raise Violation(f"it stopped, though version {version} can be had: {reason}")
+        version = self._can_begin_from(well, driver.unreadable)
+        if version is not None:
+            raise Violation(f"it stopped, though version {version} can be had: {reason}")
         if "is lost; the newest" not in reason:
             raise Violation(f"the query stopped: {reason}")
-        self.lost = True
+        # Otherwise the user starts it again, until the nodes are there.
+        coming = {name for name, machine in self.world.machines.items() if not machine.gone}
+        self.lost = self._can_begin_from(coming, driver.unreadable) is None
+
+    def _can_begin_from(
+        self, hosts: Collection[Host], unreadable: Collection[Version]
+    ) -> Version | None:
+        """A version that these hosts have, and after which Spark's log has all batches."""
+        durable = self.world.durable
+        for version, manifest in durable.manifests.items():
+            parts = [part for of in manifest.parts.values() for part in of]
+            enough = version + 1 >= durable.oldest_offsets or not durable.trusted
+            whole = all(self.world.is_whole(part, hosts) for part in parts)
+            if version not in unreadable and enough and whole:
+                return version
+        return None
 
     def check_order(self, driver: Driver, order: o.Order) -> None:
         """No order may take away what is promised."""
@@ -407,6 +445,9 @@ class Simulation:
             driver.failed_since_held = 0
         elif isinstance(order, o.Tell) and order.kind == "checkpoint failed":
             driver.failed_since_held += 1
+            driver.failed_in_a_row += 1
+        elif isinstance(order, o.Tell) and order.kind == "checkpoint":
+            driver.failed_in_a_row = 0
         elif isinstance(order, o.Tell) and order.kind == "restarted":
             parts = (part for of in driver.query.inventory.values() for part in of.parts)
             driver.parts = {part.name: part for part in parts}
@@ -422,10 +463,10 @@ class Simulation:
             self.operators, after, driver.buffers, committed
         ):
             raise Violation(f"{order} takes away parts that a recovery would need")
-        could = can_restart(world, driver.withdrawing, self.given_up, whole)
+        could = can_restart(world, driver.withdrawing | driver.unreadable, self.given_up, whole)
         driver.parts = {part.name: part for part in after}
         self.given_up |= gone
-        without = driver.withdrawing | set(order.versions)
+        without = driver.withdrawing | driver.unreadable | set(order.versions)
         if could and not can_restart(world, without, self.given_up, whole):
             raise Violation(f"{order} takes away the versions that a restart would need")
 
@@ -537,21 +578,23 @@ class Simulation:
 
     def command(self, chance: random.Random) -> None:
         number = o.CommandId(1000 + len(self.commands))
-        name = chance.choice(list(self.operators))
+        name = chance.choice([*self.operators, ""][: len(self.operators) or 1])
         open_ = sorted(self.driver.commands.keys() - self.ended.keys())
         if open_ and chance.random() < 0.3 and not (self.driver.dead or self.driver.paused):
             command = chance.choice(open_)
             self.driver.given_up.add(command)
             self.driver.take(GiveUp(command))
             return
+        of_all: list[Command] = [Rebalance(number), TakeCheckpoint(number)]
         event: Command = chance.choice(
             [
+                *of_all,
                 Scale(number, name, chance.randint(1, self.plan.groups)),
                 Scale(number, name, chance.randint(1, 3)),
-                Rebalance(number),
-                TakeCheckpoint(number),
                 ReadState(number, name),
             ]
+            if name
+            else of_all
         )
         if self.driver.dead or self.driver.paused or not self.driver.started:
             return
@@ -563,7 +606,7 @@ class Simulation:
         self.made += 1
         self.kinds[kind] += 1
         machine = self.world.machines[chance.choice(hosts)]
-        if kind not in ("damage", "driver", "second driver", "store down"):
+        if kind not in _OF_NO_HOST:
             self.ail(machine.name)
         self.say(0, "fault", f"{kind} {machine.name}")
         match kind:
@@ -571,6 +614,8 @@ class Simulation:
                 self.lose(machine.name, memory=False)
             case "host":
                 self.lose(machine.name, memory=True, disk=chance.random() < 0.3)
+                others = [m for m in self.world.machines.values() if not (m.gone or m is machine)]
+                machine.gone = machine.gone or (len(others) > 1 and chance.random() < 0.1)
             case "agent":
                 machine.agent = False
             case "hang":
@@ -594,6 +639,9 @@ class Simulation:
                 self.world.durable.down = True
                 self.world.durable.ill_at = self.now
                 self.after(chance.random() * 5, partial(self._end, self.world.durable, "down"))
+            case "log":
+                self.world.durable.log_down = True
+                self.after(chance.random() * 3, partial(self._end, self.world.durable, "log_down"))
             case "clock":
                 # To the driver everything seems to be late, or silent, for so long.
                 self.driver.ahead += chance.choice([1, 30, 700]) * SECOND
@@ -608,6 +656,22 @@ class Simulation:
                 pair = frozenset([machine.name, other])
                 self.world.cuts.add(pair)
                 self.after(chance.random() * 20, partial(self._join, pair))
+            case "no agent":
+                machine.agent, machine.barren = False, True
+                after = chance.choice([2, 30, 300]) * chance.random()
+                self.after(after, partial(self._end, machine, "barren"))
+            case "leave":
+                if not (self.driver.dead or self.driver.paused):
+                    self.driver.leave()
+                    self.driver.ask()
+            case "lost file":
+                machine.files.clear()
+            case "manifest":
+                if self.world.durable.manifests:
+                    versions = sorted(self.world.durable.manifests)
+                    self.world.durable.unreadable.add(chance.choice(versions))
+            case "power":
+                self.fail_power()
 
     def _end(self, of: Machine | Durable, trouble: str) -> None:
         """Some trouble of a machine or of the store is over."""
@@ -619,6 +683,13 @@ class Simulation:
         if pair in self.world.cuts:
             self.world.cuts.discard(pair)
             self.ail(*pair)
+
+    def fail_power(self) -> None:
+        """All hosts lose power: what was written last may not be there, so it does not count."""
+        for machine in self.world.machines.values():
+            self.lose(machine.name, memory=True)
+        self.world.durable.trusted = False
+        self.kill_driver()
 
     def lose(self, host: Host, *, memory: bool, disk: bool = False) -> None:
         machine = self.world.machines[host]
@@ -636,7 +707,7 @@ class Simulation:
 
     def come_back(self, host: Host) -> None:
         machine = self.world.machines[host]
-        if not machine.up:
+        if not (machine.up or machine.gone):
             machine.up = True
             self.ail(host)
             self.tell_drivers(NodeCame(host))
@@ -687,10 +758,11 @@ class Simulation:
         self.commits_since_quiet = 0
         self.quiet_since = self.world.durable.committed
         self._end(self.world.durable, "down")
+        self._end(self.world.durable, "log_down")
         for pair in list(self.world.cuts):
             self._join(pair)
         for machine in self.world.machines.values():
-            for trouble in ("full", "hung", "stopped"):
+            for trouble in ("full", "hung", "stopped", "barren"):
                 self._end(machine, trouble)
             if not machine.up:
                 self.come_back(machine.name)

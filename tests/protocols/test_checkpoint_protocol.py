@@ -1,18 +1,19 @@
 """Checkpoints: what is captured when, and which versions exist."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from anabranch.checkpointing.policy import Kind, Never, Periodic, Situation
+from anabranch.protocols import coverage
 from anabranch.protocols import orders as o
-from anabranch.protocols.events import Cause, Done, GiveUp, Inspected, Scale, SliceReport
+from anabranch.protocols.events import BatchLeft, Cause, Done, GiveUp, Inspected, Scale, SliceReport
 from anabranch.protocols.model import OperatorPlan
 from anabranch.protocols.orders import SECOND
 from anabranch.state.part import Part
 from anabranch.units import Version
-from protocols.played import EVERYTHING, AtPeers, Play, groups_of
+from protocols.played import EVERYTHING, AtPeers, Play, groups_of, whole
 
 
 @dataclass(frozen=True)
@@ -349,6 +350,19 @@ def test_after_many_failures_in_a_row_the_query_stops() -> None:
     assert "3 checkpoints in a row failed: failure 2" in play.last(o.Stop).reason
 
 
+def test_the_command_ends_whose_checkpoint_was_one_too_many() -> None:
+    play = Play.started(tolerate=0)
+    play.batches(1)
+    play.hold(o.Store)
+    saved = play.checkpoint()
+    while not play.waiting(o.Store):
+        play.batch()
+    for store in play.waiting(o.Store):
+        play.fail(store, "the store is full")
+    assert play.given(o.Stop)
+    assert play.ended[saved].error == "the store is full"
+
+
 def test_a_success_in_between_counts_as_a_new_beginning() -> None:
     play = Play.started(tolerate=1)
     for _ in range(3):
@@ -470,7 +484,7 @@ def test_what_an_idle_node_held_is_stored_again() -> None:
     again = play.batch()
     assert {each.slice for each in again.captures} >= {s.id for s in held}
     for each in play.slices:
-        assert play.query.protected(each) is not None
+        assert coverage.protected(play.query, each) is not None
 
 
 def test_a_slice_is_stored_again_when_only_its_holder_is_lost() -> None:
@@ -480,11 +494,11 @@ def test_a_slice_is_stored_again_when_only_its_holder_is_lost() -> None:
     (holder,) = {host for part in play.query.inventory["op"].parts for host in part.holders}
     assert holder != each.node
     play.lose(holder)
-    assert play.query.protected(each) is None
+    assert coverage.protected(play.query, each) is None
     assert not play.given(o.Replay)
     order = play.batch()
     assert {c.slice: c.base for c in order.captures} == {each.id: None}
-    assert play.query.protected(each) == 4
+    assert coverage.protected(play.query, each) == 4
 
 
 def test_a_version_with_a_lost_part_is_not_counted_on() -> None:
@@ -625,6 +639,46 @@ def test_the_stream_is_held_before_offsets_run_out_until_a_version_is_published(
     assert play.query.committed == 8
 
 
+def test_a_query_without_operators_is_not_held_for_ever() -> None:
+    play = Play.of(checkpointing=Periodic("1 hour", at_most=1000), retained_offsets=8)
+    object.__setattr__(play.query, "operators", {})
+    play.come("a")
+    play.take_over(routed={}, published=(whole(0, operators=()),), committed=Version(20))
+    assert play.ask() is not None, "a checkpoint was taken, so that the stream goes on"
+    assert play.published == [0, 20]
+
+
+def test_a_batch_that_spark_did_not_want_any_more_has_captured_nothing() -> None:
+    play = Play.started(checkpointing=Periodic("10 seconds"))
+    play.batches(1)
+    play.wait(11)
+    order = play.ask()
+    assert order is not None
+    assert order.captures
+    play.happen(BatchLeft(order.version))
+    play.hold(o.Store)
+    play.checkpoint()
+    play.wait(1)
+    assert not play.batch().captures, "the checkpoint between two batches is in progress"
+    play.let_go(o.Store)
+    assert play.batch().captures, "it is still due"
+
+
+def test_parts_are_kept_as_long_as_a_manifest_cannot_be_read_that_may_name_them() -> None:
+    play = Play.started()
+    play.batches(4)
+    assert play.published == [3]
+    older = play.part(2)
+    inventory = {"op": play.query.inventory["op"].with_part(older)}
+    play.query = replace(play.query, inventory=inventory, unreadable=(Version(5),))
+    play.batches(4)
+    assert older in play.query.inventory["op"].parts
+    play.batches(4)
+    assert play.published == [7, 11]
+    assert older not in play.query.inventory["op"].parts
+    assert [Version(5) in each.versions for each in play.given(o.Withdraw) if older in each.parts]
+
+
 def test_or_the_query_stops_if_it_is_not_to_be_held() -> None:
     play = Play.started(
         checkpointing=Periodic("1 hour", at_most=1000), retained_offsets=8, hold=False
@@ -707,7 +761,7 @@ def test_changes_do_not_follow_on_what_the_node_of_the_slice_holds_itself() -> N
     play.batches(4)
     play.wait(60)
     for each in play.slices:
-        assert play.query.protected(each) is not None
+        assert coverage.protected(play.query, each) is not None
     published = len(play.published)
     play.wait(60)
     assert len(play.told("checkpoint")) <= 8, "it is stored again and again"

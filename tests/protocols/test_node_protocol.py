@@ -6,6 +6,7 @@ from anabranch.protocols import orders as o
 from anabranch.protocols.events import Inspected, NodeCame
 from anabranch.protocols.model import Inventory, SliceId
 from anabranch.state.part import own_name
+from anabranch.units import Version
 from protocols.played import AtPeers, Play
 
 
@@ -79,6 +80,18 @@ def test_what_was_stray_before_is_dropped_while_something_else_is_stored() -> No
     play.wait(1)
     assert [each for each in play.waiting(o.Store) if "a" in each.holders]
     probe(play, "a", "q/old", "q/new")
+    assert dropped(play, "a") == {"q/old"}
+
+
+def test_nothing_is_stray_while_a_manifest_cannot_be_read() -> None:
+    """It may be mended, and nobody knows which parts it names."""
+    play = Play.started(hosts="abc", backup=AtPeers())
+    play.batches(4)
+    play.query = replace(play.query, unreadable=(Version(1),))
+    probe(play, "a", "q/old")
+    assert dropped(play, "a") == set()
+    play.query = replace(play.query, unreadable=())
+    probe(play, "a", "q/old")
     assert dropped(play, "a") == {"q/old"}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from anabranch.checkpointing.policy import Periodic
 from anabranch.errors import StateFull
+from anabranch.protocols import coverage
 from anabranch.protocols import orders as o
 from anabranch.protocols.events import Cause, Done, Inspected
 from anabranch.protocols.model import Inventory, OperatorPlan, SliceId
@@ -591,5 +592,5 @@ def test_recovered_slices_are_protected_again() -> None:
     play.lose("a")
     play.batches(2)
     for each in play.slices:
-        assert play.query.protected(each) is not None
+        assert coverage.protected(play.query, each) is not None
     assert groups_of(play.slices) == EVERYTHING

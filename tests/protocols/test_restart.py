@@ -472,6 +472,41 @@ def test_after_a_power_failure_only_what_was_published_counts() -> None:
     assert [order.deliver for order in play.batches(3)] == [True, True, True]
 
 
+def test_after_a_power_failure_spark_reaches_back_to_where_the_query_began() -> None:
+    """Batches after the checkpoint are planned anew, so their offsets are in the log."""
+    play = driver(tables=None)
+    resumed(
+        play,
+        version(play, 7),
+        committed=40,
+        oldest_offsets=30,
+        trusted=False,
+        delivered=Version(40),
+    )
+    play.batches(1)
+    play.hold(o.Replay)
+    play.lose("a")
+    for _ in range(3):
+        play.wait(60)
+        for replay in play.waiting(o.Replay):
+            play.fail(replay, "what was sent is lost")
+    play.wait(60)
+    assert play.told("going back")
+    assert not play.given(o.Stop)
+    assert play.query.settled
+
+
+def test_after_a_power_failure_the_only_checkpoint_is_not_removed_while_its_holder_is_away() -> (
+    None
+):
+    play = driver("a")
+    resumed(play, version(play, 7, "z"), committed=40, oldest_offsets=30, trusted=False)
+    play.wait(130)
+    assert "is held by nodes z, which did not come" in play.last(o.Stop).reason
+    assert not withdrawn(play)
+    assert not play.given(o.Rewind)
+
+
 def test_commands_wait_until_the_restart_is_over() -> None:
     play = driver()
     play.hold(o.Make)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from anabranch.errors import AnabranchError, StateFull
 from anabranch.protocols.model import Facts, Host, Published, Routed, Slice, SliceId, serving
 from anabranch.protocols.orders import (
     Advance,
@@ -43,10 +44,12 @@ class Trouble(Exception):
         unreachable: str | None = None,
         missing: SliceId | None = None,
         damaged_at: tuple[str, ...] = (),
+        final: bool = False,
+        kind: type[AnabranchError] | None = None,
     ) -> None:
         super().__init__(reason)
         self.damaged, self.unreachable, self.missing = damaged, unreachable, missing
-        self.damaged_at = damaged_at
+        self.damaged_at, self.final, self.kind = damaged_at, final, kind
 
 
 class Missing(Trouble):
@@ -73,7 +76,7 @@ class Truth:
     _known: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     def has_rows(self, operator: str, group: int, version: int) -> bool:
-        return (hash((self.seed, operator[-1] == "b", group, version)) >> 7) % 3 > 0
+        return (hash((self.seed, ord(operator[-1]), group, version)) >> 7) % 3 > 0
 
     def apply(self, operator: str, content: Content, groups: Collection[int], version: int) -> None:
         for group in groups:
@@ -151,6 +154,10 @@ class Machine:
     hung: bool = False
     stopped: bool = False
     """Whether none of its processes does anything, though all are there."""
+    barren: bool = False
+    """Whether no agent can be started on it."""
+    gone: bool = False
+    """Whether it never comes back."""
     epoch: int = 0
     """Drivers before this one are refused."""
     tables: dict[SliceId, Table] = field(default_factory=dict)
@@ -172,10 +179,18 @@ class Durable:
 
     epoch: int = 0
     down: bool = False
+    log_down: bool = False
+    """Whether the log of commits does not answer."""
     ill_at: int = NEVER
     """When it was down for the last time."""
     manifests: dict[Version, Published] = field(default_factory=dict)
     parts: dict[str, File] = field(default_factory=dict)
+    unreadable: set[Version] = field(default_factory=set)
+    """Versions whose manifests are damaged."""
+    trusted: bool = True
+    """Whether there was no power failure since results were taken back the last time."""
+    rewinding: bool = False
+    """Whether a driver has begun to take Spark back, and has not finished."""
     noted: tuple[int, Mapping[str, Routed], tuple[Slice, ...]] | None = None
     arrangement: int = 0
     commits: set[Version] = field(default_factory=set)
@@ -210,7 +225,8 @@ class World:
 
     def facts(self, routed: Mapping[str, Routed]) -> Facts:
         durable = self.durable
-        published = tuple(durable.manifests[v] for v in sorted(durable.manifests))
+        readable = sorted(durable.manifests.keys() - durable.unreadable)
+        published = tuple(durable.manifests[v] for v in readable)
         noted, routed, slices = durable.noted or (0, routed, ())
         return Facts(
             routed,
@@ -221,6 +237,9 @@ class World:
             durable.committed,
             durable.rewind,
             durable.oldest_offsets,
+            durable.trusted,
+            tuple(sorted(durable.unreadable)),
+            durable.rewinding,
         )
 
     # What nodes do
@@ -228,7 +247,7 @@ class World:
     def make(self, order: Make) -> None:
         machine = self.machines[order.slice.node]
         if machine.full:
-            raise Trouble("the disk is full")
+            raise Trouble("the disk is full", kind=StateFull)
         content = self.put_together(order.parts, order.slice.groups, order.version, machine.name)
         if order.version == NO_VERSION and order.parts:
             raise Violation(f"{order}: parts for an empty table")
@@ -333,7 +352,7 @@ class World:
     ) -> Captured:
         machine, table = self.machines[each.node], self.table(each)
         if machine.full:
-            raise Trouble("the disk is full")
+            raise Trouble("the disk is full", kind=StateFull)
         if wanted.base is not None and wanted.base != table.base:
             raise Violation(f"{wanted}: the table knows changes since {table.base}")
         chosen = [g for g in wanted.groups if wanted.base is None or g in table.changed]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from anabranch.protocols import move
+from anabranch.protocols import ends
 from anabranch.protocols.batches import ATTEMPTS
 from anabranch.protocols.events import Rebalance, Scale
 from anabranch.protocols.model import Readiness, Slice, instances_of
@@ -439,8 +439,8 @@ def _starts_again(of: Mapping[str, Any]) -> str:
 
 def _move_failed(what: str, of: Mapping[str, Any]) -> str:
     """An attempt of a move that failed, and whether another one follows."""
-    then = "Starting again" if of["attempt"] < move.ATTEMPTS else "Giving up"
-    attempt = f"attempt {of['attempt']} of {move.ATTEMPTS}"
+    then = "Starting again" if of["attempt"] < ends.ATTEMPTS else "Giving up"
+    attempt = f"attempt {of['attempt']} of {ends.ATTEMPTS}"
     return _because(f"{what} failed ({attempt})", of, f"{then}; nothing was changed")
 
 

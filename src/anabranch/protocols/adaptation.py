@@ -21,7 +21,8 @@ from anabranch.fragments.cost import Coded, Cost, Transferred, covered
 from anabranch.fragments.models import Rates, Sample, failures_per_hour, lost_rows
 from anabranch.protocols.model import Host, serving
 from anabranch.protocols.orders import SECOND
-from anabranch.protocols.query import Query, Turn
+from anabranch.protocols.query import Query
+from anabranch.protocols.turn import Turn
 
 _REMEMBERED = 64
 """So many transfers, and codings of one m and k, are remembered."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from anabranch.errors import QueryFailed, Refused, StoreError
 from anabranch.protocols.events import Failed
 from anabranch.protocols.orders import SECOND
-from anabranch.protocols.query import Turn
+from anabranch.protocols.turn import Turn
 
 _FIRST_PAUSE, _LONGEST_PAUSE = SECOND // 2, 15 * SECOND
 ATTEMPTS = 12

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from anabranch.protocols import checkpoint, move, read
+from anabranch.protocols import catch_up, checkpoint, coverage, due, moving, offsets, read
 from anabranch.protocols.events import BatchCommitted, BatchFailed, Cause
 from anabranch.protocols.model import SliceId, serving
 from anabranch.protocols.orders import SECOND, CancelBatch, RunBatch, Trim, Wake
-from anabranch.protocols.query import Batch, Query, Turn
+from anabranch.protocols.query import Batch, Query
+from anabranch.protocols.turn import Turn
 from anabranch.state.groups import KeyGroups
 from anabranch.units import NO_VERSION, Version
 
@@ -32,6 +33,9 @@ def ask(turn: Turn, version: Version) -> None:
 def leave(turn: Turn, version: Version) -> None:
     """Spark does not want a batch any more."""
     if turn.query.batch is not None and turn.query.batch.version == version:
+        if turn.query.running:
+            catch_up.batch_failed(turn)
+            checkpoint.batch_failed(turn)
         turn.change(batch=None, idle_since=turn.query.now)
 
 
@@ -49,10 +53,10 @@ def run(turn: Turn) -> None:
     if held(query) or batch.not_before > query.now:
         return
     fence = turn.fence()
-    if checkpoint.urgent(query) or not move.postpones_checkpoints(query):
-        captures = checkpoint.captures(turn)
+    if offsets.urgent(query) or not moving.postpones_checkpoints(query):
+        captures = due.captures(turn)
     else:
-        captures = move.captures(turn)
+        captures = catch_up.captures(turn)
     attempts = batch.attempts + 1
     batch = replace(batch, fence=fence, begun=query.now, attempts=attempts, cancelled=False)
     turn.change(batch=batch)
@@ -79,7 +83,7 @@ def held(query: Query) -> bool:
         or query.suspects
         or checkpoint.holds(query)
         or read.holds(query)
-        or move.holds(query)
+        or moving.holds(query)
     )
 
 
@@ -103,7 +107,7 @@ def commit(turn: Turn, event: BatchCommitted) -> None:
         sizes=sizes,
     )
     _trim(turn, event.obsolete)
-    move.commit(turn, event.reports)
+    catch_up.commit(turn, event.reports)
     checkpoint.commit(turn, event)
 
 
@@ -116,7 +120,7 @@ def fail(turn: Turn, event: BatchFailed) -> None:
         turn.stop(event.reason or event.cause.value)
         return
     turn.tell("batch failed", version=batch.version, attempt=batch.attempts, reason=event.reason)
-    move.batch_failed(turn)
+    catch_up.batch_failed(turn)
     checkpoint.batch_failed(turn)
     attempts = batch.attempts
     if turn.query.suspects:
@@ -137,9 +141,9 @@ def trim(turn: Turn) -> None:
     """Trim the output buffers: drop sent rows that no slice needs any more."""
     query = turn.query
     trimmed: dict[str, Version] = {}
-    anchors = query.anchors({name: query.usable(name) for name in query.operators})
+    anchors = coverage.anchors(query, {name: query.usable(name) for name in query.operators})
     for name in query.operators:
-        oldest = min([min(anchors[name]), *move.needs(query, name)])
+        oldest = min([min(anchors[name]), *moving.needs(query, name)])
         upto = Version(max(oldest, query.committed - _MOST_KEPT))
         trimmed[name] = upto
     _trim(turn, trimmed)

@@ -10,10 +10,14 @@ from anabranch.protocols import (
     adaptation,
     batches,
     checkpoint,
+    ends,
+    holders,
     mend,
     move,
     nodes,
     notes,
+    pending,
+    protect,
     read,
     recover,
     restart,
@@ -48,8 +52,10 @@ from anabranch.protocols.orders import (
     OrderId,
     Prepare,
     Withdraw,
+    node_of,
 )
-from anabranch.protocols.query import Outstanding, Owner, Query, Turn, node_of
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import Turn
 from anabranch.state.part import Part
 
 
@@ -88,11 +94,11 @@ def _take(turn: Turn, event: Event) -> None:
         case Scale() | Rebalance():
             move.command(turn, event)
         case TakeCheckpoint(command):
-            checkpoint.want(turn, *turn.query.operators, command=command)
+            pending.want(turn, *turn.query.operators, command=command)
         case ReadState():
             read.want(turn, event)
         case GiveUp(command):
-            move.give_up(turn, command)
+            ends.give_up(turn, command)
             notes.give_up(turn, command)
             checkpoint.give_up(turn, command)
             read.give_up(turn, command)
@@ -142,8 +148,8 @@ def _answer(turn: Turn, event: Done | Failed) -> None:
     _hand_over(turn, waiting, event)
     if isinstance(event, Failed):
         if event.damaged is not None:
-            turn.forget_part(event.damaged, event.damaged_at)
-            checkpoint.review(turn)
+            holders.forget_part(turn, event.damaged, event.damaged_at)
+            protect.review(turn)
         if event.unreachable is not None:
             nodes.unreachable(turn, event.unreachable)
         suspect = turn.query.slices.get(event.missing) if event.missing is not None else None
@@ -173,7 +179,7 @@ def _hand_over(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
                 _after_loss(turn, host)
             if isinstance(waiting.order, Inspect) and isinstance(event, Failed):
                 _fail_orders_at(turn, waiting.order.host, "does not answer")
-            checkpoint.review(turn)
+            protect.review(turn)
             mend.review(turn)
         case Owner.NOTE:
             notes.answer(turn, waiting, event)
@@ -204,12 +210,12 @@ def _lose(turn: Turn, host: Host) -> None:
 def _after_loss(turn: Turn, host: Host) -> None:
     """Start all operations again, or fail them, that need a lost node."""
     slices = serving(turn.query.slices.values())
-    checkpoint.sent_is_lost(turn, frozenset(s.operator for s in slices if s.node == host))
+    protect.sent_is_lost(turn, frozenset(s.operator for s in slices if s.node == host))
     restart.node_lost(turn, host)
     recover.node_lost(turn, host)
-    move.node_lost(turn, host)
+    ends.node_lost(turn, host)
     _fail_orders_at(turn, host, "was lost")
-    checkpoint.review(turn)
+    protect.review(turn)
     mend.review(turn)
 
 

@@ -7,11 +7,12 @@ fragments does it, and reads as many of those that are left as give the part.
 
 from __future__ import annotations
 
-from anabranch.protocols import adaptation
+from anabranch.protocols import adaptation, holders
 from anabranch.protocols.events import Done, Failed
 from anabranch.protocols.model import Host, serving
 from anabranch.protocols.orders import SECOND, Mend, Wake, Withdraw
-from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import Turn
 from anabranch.state.part import Part
 
 _PAUSE = 10 * SECOND
@@ -27,10 +28,10 @@ def review(turn: Turn) -> None:
         return
     for of in query.inventory.values():
         for part in of.parts:
-            holders = _substitutes(query, part)
-            if holders:
-                host = part.owner if part.owner in query.ready else holders[0]
-                turn.order(Mend(part, host, holders), Owner.MEND)
+            others = _substitutes(query, part)
+            if others:
+                host = part.owner if part.owner in query.ready else others[0]
+                turn.order(Mend(part, host, others), Owner.MEND)
                 return
 
 
@@ -57,7 +58,7 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     match waiting.order, event:
         case Mend(), Done(answer=Part() as part):
             if turn.query.knows(part):
-                turn.replace_part(part)
+                holders.replace_part(turn, part)
                 adaptation.mended(turn)
                 turn.tell("part mended", part=part.name, holders=list(part.holders))
             else:

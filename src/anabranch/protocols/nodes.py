@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from anabranch.protocols import adaptation
+from anabranch.protocols import adaptation, holders
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
     NO_GROUPS,
@@ -35,8 +35,10 @@ from anabranch.protocols.orders import (
     Store,
     Wake,
     Withdraw,
+    node_of,
 )
-from anabranch.protocols.query import PROBE, Outstanding, Owner, Query, Turn, node_of
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import PROBE, Turn
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION
 
@@ -81,8 +83,8 @@ def answer(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     """The answer of a node to Prepare or to a probe. Unknown tables are then dropped."""
     match waiting.order, event:
         case Prepare(host), Done(answer=Inspected() as found) if host in turn.query.nodes:
-            turn.forget_parts(host, found.parts)
-            turn.find_fragments(host, found.parts)
+            holders.forget_parts(turn, host, found.parts)
+            holders.find_fragments(turn, host, found.parts)
             prepared = turn.query.nodes[host].prepared
             _put(turn, Node(host, Readiness.READY, probed_at=turn.query.now, prepared=prepared))
             _drop_strangers(turn, host, found)
@@ -138,7 +140,9 @@ def _drop_strangers(turn: Turn, host: Host, found: Inspected) -> None:
     files = found.files.keys() - _wanted_files(query, found)
     if tables or files:
         turn.send(Drop(host, tuple(sorted(tables)), tuple(sorted(files))))
-    strays = sorted(_strays(turn, host, found.parts)) if query.settled else ()
+    # While a manifest cannot be read nobody knows which parts it names.
+    can_tell = query.settled and not query.unreadable
+    strays = sorted(_strays(turn, host, found.parts)) if can_tell else ()
     if strays:
         # After manifests that could not be deleted yet, as one of these may name them.
         turn.send(Withdraw((), tuple(_stray(name, host) for name in strays)))

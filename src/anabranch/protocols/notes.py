@@ -11,7 +11,8 @@ from __future__ import annotations
 from anabranch.protocols.events import Done, Failed
 from anabranch.protocols.model import serving
 from anabranch.protocols.orders import SECOND, CommandId, Note, Wake
-from anabranch.protocols.query import Outstanding, Owner, Turn, Unnoted
+from anabranch.protocols.query import Outstanding, Owner, Unnoted
+from anabranch.protocols.turn import Turn
 
 _FIRST_PAUSE, _LONGEST_PAUSE = SECOND // 2, 15 * SECOND
 

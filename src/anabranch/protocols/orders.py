@@ -285,6 +285,22 @@ Order = (
     | Tell | End | Stop
 )  # fmt: skip
 
+
+def node_of(order: Answered) -> Host | None:
+    """The node that executes an order, if a node does."""
+    match order:
+        case Make(slice) | Advance(slice) | Capture(_, slice) | Merge(slice):
+            return slice.node
+        case Store(captured):
+            return captured.node
+        case Mend(_, host):
+            return host
+        case Prepare(host) | Inspect(host):
+            return host
+        case _:
+            return None
+
+
 _BASE: Mapping[type, int] = {
     Make: 600 * SECOND,
     Advance: 120 * SECOND,

@@ -1,15 +1,17 @@
-"""The frozen state of a query, and the turn in which one event changes it."""
+"""The frozen state of a query: all that its protocols know, and simple questions about it.
+
+The loop of the coordinator owns it. A :class:`~anabranch.protocols.turn.Turn` replaces it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anabranch.backup.policy import Backup
 from anabranch.checkpointing.policy import Checkpointing
-from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.placement.policy import Placement
 from anabranch.protocols.model import (
     Change,
@@ -26,50 +28,25 @@ from anabranch.protocols.model import (
     serving,
 )
 from anabranch.protocols.orders import (
-    SECOND,
-    Advance,
     Answered,
-    Capture,
-    Captured,
     CommandId,
-    Drop,
-    End,
-    Inspect,
-    Make,
     Mend,
     Merge,
-    Order,
     OrderId,
-    Prepare,
-    Stop,
     Store,
-    Tell,
-    Wake,
-    Withdraw,
-    patience,
 )
-from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
 if TYPE_CHECKING:
     from anabranch.fragments.cost import Standing
     from anabranch.protocols.adaptation import Observed
-    from anabranch.protocols.checkpoint import Checkpoints
     from anabranch.protocols.events import Rebalance, Scale
-    from anabranch.protocols.move import Move
+    from anabranch.protocols.moving import Move
+    from anabranch.protocols.pending import Checkpoints
     from anabranch.protocols.read import Read
     from anabranch.protocols.recover import Recovery
     from anabranch.protocols.restart import Restart
-
-PROBE = 10 * SECOND
-"""A node that has not answered an order for this long is probed."""
-
-DESERTED = 120 * SECOND
-"""A query that needs a node waits for any so long, and for those that hold the only backups."""
-
-FENCES = 1 << 40
-"""A fence is the driver's epoch times this, plus a number that grows."""
 
 
 class Owner(Enum):
@@ -98,6 +75,21 @@ class Outstanding:
     """When the order was given."""
     deadline: int
 
+    @property
+    def change(self) -> Change | None:
+        """What is done, if it belongs to no operation that tells it."""
+        match self.order:
+            case Merge(slice, parts):
+                why = f"a chain of {len(parts)} parts has become long"
+                step = f"merging parts of slice {slice.id}"
+                return Change("merge", slice.operator, why, step, self.since)
+            case Mend(part, _, holders):
+                why = f"{part.name} has lost fragments"
+                step = f"making new ones at {named(holders)}"
+                return Change("mend", part.operator, why, step, self.since)
+            case _:
+                return None
+
 
 @dataclass(frozen=True, slots=True)
 class Unnoted:
@@ -106,6 +98,12 @@ class Unnoted:
     command: CommandId
     arrangement: int
     since: int
+
+    @property
+    def change(self) -> Change:
+        """What is done, why, and since when."""
+        why, step = "a command has changed it", "writing it to the checkpoint folder"
+        return Change("note", "arrangement", why, step, self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,41 +240,19 @@ class Query:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The operations in progress, of all protocols."""
+        """The operations in progress, as their protocols tell them."""
+        newest = self.published[-1].version if self.published else NO_VERSION
+        checkpoints = self.checkpoints
         found = [moving.change for moving in self.moves.values()]
         found += [each.change for each in self.reads if not each.handed_out]
         found += [node.change for node in self.nodes.values() if not node.is_ready]
-        if self.unnoted:
-            why, step = "a command has changed it", "writing it to the checkpoint folder"
-            found.append(Change("note", "arrangement", why, step, self.unnoted[0].since))
-        if self.recovery is not None:
-            found.append(self.recovery.change)
-        if self.restart is not None:
-            found.append(self.restart.change)
-        if self.checkpoints is not None and self.checkpoints.current is not None:
-            found.append(self.checkpoints.current.change)
-        if self.checkpoints is not None and self.checkpoints.held_since is not None:
-            newest = self.published[-1].version if self.published else NO_VERSION
-            why = f"Spark's log of offsets would soon not reach back to checkpoint {newest}"
-            step = "waiting until a checkpoint is published"
-            found.append(Change("hold", "stream", why, step, self.checkpoints.held_since))
-        for waiting in self.outstanding.values():
-            if isinstance(waiting.order, Merge):
-                merge = waiting.order
-                why = f"a chain of {len(merge.parts)} parts has become long"
-                step = f"merging parts of slice {merge.slice.id}"
-                found.append(Change("merge", merge.slice.operator, why, step, waiting.since))
-            elif isinstance(waiting.order, Mend):
-                why = f"{waiting.order.part.name} has lost fragments"
-                step = f"making new ones at {named(waiting.order.holders)}"
-                what = waiting.order.part.operator
-                found.append(Change("mend", what, why, step, waiting.since))
-        return tuple(found)
-
-    @property
-    def lost(self) -> tuple[Slice, ...]:
-        """Serving slices whose node was lost."""
-        return tuple(s for s in serving(self.slices.values()) if s.node not in self.nodes)
+        found += [each.change for each in self.unnoted[:1]]
+        found += [each.change for each in (self.recovery, self.restart) if each is not None]
+        if checkpoints is not None and checkpoints.current is not None:
+            found.append(checkpoints.current.change)
+        held = None if checkpoints is None else checkpoints.holding(newest)
+        told = [held, *(waiting.change for waiting in self.outstanding.values())]
+        return (*found, *(change for change in told if change is not None))
 
     def usable(self, operator: str, nodes: frozenset[Host] | None = None) -> frozenset[str]:
         """The names of an operator's parts that can be read from nodes; None: from all alive nodes.
@@ -305,51 +281,12 @@ class Query:
         known = (self.inventory[part.operator].parts, *of)
         return any(part.name == each.name for parts in known for each in parts)
 
-    def anchors(self, usable: Mapping[str, frozenset[str]]) -> dict[str, dict[Version, KeyGroups]]:
-        """The versions from which parts with these names would recover all groups of operators.
-
-        Rows that an operator sends may be lost with it. So it is not recovered from a later version
-        than the operators that receive them.
-        """
-        anchors: dict[str, dict[Version, KeyGroups]] = {}
-        for name, plan in reversed(list(self.operators.items())):
-            behind = [min(anchors[n]) for n in anchors if name in self.operators[n].before]
-            upto = min([self.committed, *behind])
-            everything = KeyGroups.all(plan.key_groups)
-            anchors[name] = self.inventory[name].lots(everything, usable[name], upto)
-        return anchors
-
     def size(self, each: Slice) -> int:
         """The bytes of a slice, as far as they are known: of its table, or of its parts."""
         known = self.sizes.get(each.id)
         if known is not None:
             return known
         return sum(p.bytes for p in self.inventory[each.operator].parts if p.groups & each.groups)
-
-    def surviving(self, each: Slice) -> frozenset[str]:
-        """The names of the parts that a slice can be recovered from when its node is lost."""
-        inventory, nodes = self.inventory[each.operator], frozenset(self.nodes)
-        return inventory.surviving(self.policies.backup, each.node, nodes)
-
-    def protected(self, each: Slice) -> Version | None:
-        """The oldest version from which a slice is recovered if its own node is lost, if it can."""
-        safe = self.surviving(each)
-        oldest = min(self.inventory[each.operator].lots(each.groups, safe, self.committed))
-        return None if oldest == NO_VERSION else oldest
-
-    def holders(self, each: Slice) -> tuple[Host, ...]:
-        """The nodes that store the parts of a slice."""
-        nodes = self.ready or frozenset(self.nodes)
-        before = self.operators[each.operator].before
-        senders = {s.node for s in serving(self.slices.values()) if s.operator in before} & nodes
-        key = f"{each.operator}/{each.id}"
-        return self.policies.backup.holders(each.node, key, nodes, senders)
-
-    def store(self, captured: Captured, each: Slice) -> Store:
-        """The order to store what was captured for a slice."""
-        holders = self.holders(each)
-        size = self.size(self.slices[captured.slice])
-        return Store(captured, holders, size, self.policies.backup.shape(len(holders)))
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant of the state is violated."""
@@ -365,220 +302,3 @@ class Query:
                     raise AssertionError(f"{each} has groups that are not of its instance")
                 if routed.hosts[each.instance] != each.node:
                     raise AssertionError(f"{each} is not on the node of its instance")
-
-
-class Turn:
-    """The change of a query by one event: the changed query, and the orders that go out."""
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
-        self.orders: list[tuple[OrderId | None, Order]] = []
-
-    def change(self, **fields: Any) -> None:
-        """Change fields of the query."""
-        # dataclasses.replace asks for every field; a step makes this change a few times.
-        if not fields.keys() <= self.query.__dict__.keys():
-            raise TypeError(f"a query has no {sorted(fields.keys() - self.query.__dict__.keys())}")
-        changed = object.__new__(Query)
-        changed.__dict__.update(self.query.__dict__, **fields)
-        self.query = changed
-
-    def number(self) -> int:
-        """A number that was not used before."""
-        self.change(numbers=self.query.numbers + 1)
-        return self.query.numbers
-
-    def fence(self) -> int:
-        """A fence greater than all before it, those of earlier drivers included."""
-        return self.query.epoch * FENCES + self.number()
-
-    def slice_id(self) -> SliceId:
-        """A new id of a slice."""
-        return SliceId(f"{self.query.epoch}-{self.number()}")
-
-    def order(self, order: Answered, owner: Owner, command: CommandId | None = None) -> OrderId:
-        """Give an order whose answer a protocol waits for."""
-        number = OrderId(self.number())
-        deadline = self.query.now + patience(order)
-        waiting = Outstanding(order, owner, command, self.query.now, deadline)
-        self.change(outstanding={**self.query.outstanding, number: waiting})
-        self.orders.append((number, order))
-        self.send(Wake(deadline))
-        if node_of(order) is not None:
-            self.probe_soon()
-        return number
-
-    def probe_soon(self) -> None:
-        """Make sure that slow nodes are probed soon."""
-        probe = self.query.now + PROBE
-        if not self.query.now < self.query.probe_at <= probe:
-            self.change(probe_at=probe)
-            self.send(Wake(probe))
-
-    def send(self, order: Order) -> None:
-        """Give an order that has no answer."""
-        self.orders.append((None, order))
-
-    def tell(self, kind: str, **details: object) -> None:
-        """Record an event for the user."""
-        self.send(Tell(kind, details))
-
-    def stop(self, reason: str, kind: type[AnabranchError] = QueryFailed) -> None:
-        """End the query, and every command in progress."""
-        query = self.query
-        if query.stopped is not None:
-            return
-        self.change(stopped=reason)
-        reads = [each for each in query.reads if not each.handed_out]
-        commands = [each.command for each in (*query.waiting, *query.moves.values(), *reads)]
-        commands += [each.command for each in query.unnoted]
-        if query.checkpoints is not None:
-            commands += query.checkpoints.open
-        for command in commands:
-            self.end(command, f"the query stopped: {reason}")
-        self.send(Stop(reason, kind))
-
-    def wait_for_any_node(self) -> None:
-        """Wait until a node is ready, or stop."""
-        since = self.query.now
-        if self.query.deserted_since is not None:
-            since = self.query.deserted_since
-        if self.query.now >= since + DESERTED:
-            self.stop(
-                "there has been no node for two minutes; start executors, then start the query "
-                "again"
-            )
-        self.send(Wake(since + DESERTED))
-
-    def end(self, command: CommandId, error: str | None = None, result: object = None) -> None:
-        """End a command with a result or an error."""
-        if command >= 0:  # the others are the query's own
-            self.send(End(command, error, result))
-
-    def forget(self, *owners: Owner, command: CommandId | None = None) -> list[Outstanding]:
-        """Give up the outstanding orders of protocols, and return them."""
-        mine = {
-            number: waiting
-            for number, waiting in self.query.outstanding.items()
-            if waiting.owner in owners and (command is None or waiting.command == command)
-        }
-        if mine:
-            rest = {n: w for n, w in self.query.outstanding.items() if n not in mine}
-            self.change(outstanding=rest)
-        return list(mine.values())
-
-    def put(self, *slices: Slice) -> None:
-        """Add slices, or replace those with the same ids."""
-        self.change(slices={**self.query.slices, **{each.id: each for each in slices}})
-
-    def remove(self, ids: frozenset[SliceId]) -> None:
-        """Remove slices, and drop their tables on their nodes."""
-        kept = {i: s for i, s in self.query.slices.items() if i not in ids}
-        for host in sorted({s.node for i, s in self.query.slices.items() if i in ids}):
-            if host in self.query.nodes:
-                gone = [s.id for s in self.query.slices.values() if s.id in ids and s.node == host]
-                self.send(Drop(host, tuple(gone)))
-        self.change(slices=kept, suspects=self.query.suspects - ids)
-
-    def arrange(self, routed: Mapping[str, Routed]) -> None:
-        """Record that other slices serve from now on; it is noted with the next step."""
-        self.change(routed=routed, arrangement=self.fence())
-
-    def forget_parts(self, host: Host, has: frozenset[str]) -> None:
-        """Record that of the parts which a node was known to hold it has only these.
-
-        Versions that need one of the others do not exist any more.
-        """
-        missing = self.query.nodes[host].known - has
-        self._forget_copies(host, lambda part: part.name in missing)
-
-    def _forget_copies(self, host: Host, lacks: Callable[[Part], bool]) -> None:
-        def keep(part: Part) -> Part | None:
-            if host not in part.holders or not lacks(part):
-                return part
-            return part.at(*(holder for holder in part.holders if holder != host))
-
-        inventory = dict(self.query.inventory)
-        published, doubtful = list[Published](), list[Published]()
-        gone: list[Version] = []
-        for name, of in inventory.items():
-            kept = [keep(part) for part in of.parts]
-            if any(now is not before for now, before in zip(kept, of.parts, strict=True)):
-                inventory[name] = Inventory(part for part in kept if part is not None)
-        for each in self.query.manifests:
-            parts = {name: [keep(part) for part in of] for name, of in each.parts.items()}
-            if all(part is not None for of in parts.values() for part in of):
-                whole = {name: tuple(p for p in of if p) for name, of in parts.items()}
-                exists = each in self.query.published
-                (published if exists else doubtful).append(Published(each.version, whole))
-            else:
-                gone.append(each.version)
-        self.change(inventory=inventory, published=tuple(published), doubtful=tuple(doubtful))
-        if gone:  # before anything deletes its other parts
-            self.send(Withdraw(tuple(gone), ()))
-
-    def forget_part(self, name: str, at: Collection[Host] = ()) -> None:
-        """Record that a part cannot be read, or not at these of its holders."""
-        if at:
-            for host in at:
-                self._forget_copies(host, lambda part: part.name == name)
-        else:
-            inventory = {
-                operator: of.without({name}) if any(p.name == name for p in of.parts) else of
-                for operator, of in self.query.inventory.items()
-            }
-            self.change(inventory=inventory)
-        self.tell("part damaged", part=name)
-
-    def find_fragments(self, host: Host, has: Collection[str]) -> None:
-        """Record that a node has fragments of parts which it was not known to hold.
-
-        The manifest that a driver begins with tells where they were stored at first.
-        """
-
-        def found(part: Part) -> Part:
-            new = part.needed > 1 and part.name in has and host not in part.holders
-            return replace(part, holders=(*part.holders, host)) if new else part
-
-        self._replace_parts(found)
-
-    def replace_part(self, part: Part) -> None:
-        """Record that a part has other holders."""
-        self._replace_parts(lambda each: part if each.name == part.name else each)
-
-    def _replace_parts(self, by: Callable[[Part], Part]) -> None:
-        for name, of in self.query.inventory.items():
-            parts = [by(part) for part in of.parts]
-            if any(new is not old for new, old in zip(parts, of.parts, strict=True)):
-                self.change(inventory={**self.query.inventory, name: Inventory(parts)})
-
-        def renewed(published: Published) -> Published:
-            parts = {name: tuple(map(by, of)) for name, of in published.parts.items()}
-            return Published(published.version, parts)
-
-        published, doubtful = self.query.published, self.query.doubtful
-        self.change(
-            published=tuple(map(renewed, published)), doubtful=tuple(map(renewed, doubtful))
-        )
-
-    def add_part(self, part: Part) -> None:
-        """Record that a part is at its holders."""
-        inventory = self.query.inventory
-        self.change(
-            inventory={**inventory, part.operator: inventory[part.operator].with_part(part)}
-        )
-
-
-def node_of(order: Answered) -> Host | None:
-    """The node that executes an order, if a node does."""
-    match order:
-        case Make(slice) | Advance(slice) | Capture(_, slice) | Merge(slice):
-            return slice.node
-        case Store(captured):
-            return captured.node
-        case Mend(_, host):
-            return host
-        case Prepare(host) | Inspect(host):
-            return host
-        case _:
-            return None

@@ -20,7 +20,8 @@ from anabranch.protocols.orders import (
     Drop,
     Wake,
 )
-from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import Turn
 
 _PATIENCE = 60 * SECOND
 """How long a read is tried again, or waits for agents, since it could not be executed."""

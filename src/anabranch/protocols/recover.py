@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from anabranch.protocols import checkpoint, move, restart
+from anabranch.protocols import checkpoint, ends, protect, restart
 from anabranch.protocols.attempts import NONE_YET, Attempts
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
@@ -30,7 +30,8 @@ from anabranch.protocols.model import (
     serving,
 )
 from anabranch.protocols.orders import SECOND, Inspect, Make, Replay, Wake
-from anabranch.protocols.query import DESERTED, Outstanding, Owner, Query, Turn
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import DESERTED, Turn
 from anabranch.state.groups import KeyGroups
 from anabranch.units import NO_VERSION, Version
 
@@ -90,7 +91,7 @@ def run(turn: Turn) -> None:
             return
         turn.change(recovery=Recovery(query.now))
         checkpoint.interrupt(turn)
-        move.interrupt(turn)
+        ends.interrupt(turn)
         _inspect(turn)
     recovery = turn.query.recovery
     assert recovery is not None
@@ -365,4 +366,4 @@ def _switch(turn: Turn) -> None:
         restored=restored,
         replayed=query.committed - restored,
     )
-    checkpoint.review(turn)
+    protect.review(turn)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from anabranch.errors import StateMissing
-from anabranch.protocols import checkpoint, move
+from anabranch.protocols import checkpoint, ends, protect
 from anabranch.protocols.attempts import NONE_YET, Attempts
 from anabranch.protocols.events import Done, Failed, Inspected
 from anabranch.protocols.model import (
@@ -30,7 +30,8 @@ from anabranch.protocols.model import (
     named,
 )
 from anabranch.protocols.orders import SECOND, Inspect, Make, Publish, Rewind, Wake, Withdraw
-from anabranch.protocols.query import DESERTED, Outstanding, Owner, Query, Turn
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import DESERTED, Turn
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION, Version
 
@@ -121,7 +122,7 @@ def begin(turn: Turn, reason: str, since: int) -> None:
     target = Version(max(query.committed, query.delivered))
     turn.forget(Owner.RECOVERY, Owner.MERGE, Owner.MOVE)
     why = f"the query was rolled back to an earlier version: {reason}"
-    move.abandon(turn, why)
+    ends.abandon(turn, why)
     checkpoint.abandon(turn, why)
     turn.change(restart=Restart(since, target, Phase.CHOOSE, reason), recovery=None)
     for wait in (_HOLDERS, DESERTED):
@@ -255,7 +256,7 @@ def _use_tables(turn: Turn) -> None:
             slices={i: replace(each, base=None) for i, each in query.slices.items()},
         )
         _withdraw_after(turn, restart.target)
-        checkpoint.review(turn)
+        protect.review(turn)
     else:
         turn.change(restart=replace(restart, phase=Phase.CHOOSE))
         _choose(turn)
@@ -268,7 +269,9 @@ def _choose(turn: Turn) -> None:
     here = _newest(query, restart, frozenset(query.nodes))
     best = _newest(query, restart, None)
     start = _version(now)
-    lost = start + 1 < query.oldest and start < restart.target and restart.trusted
+    # After a power failure Spark plans batches anew, from any checkpoint, but not from none.
+    reaches = start + 1 >= query.oldest if restart.trusted else _reaches_anew(query, start)
+    lost = start < restart.target and not reaches
     if _version(here) > start:
         # They are there, or are seen to be gone once their agents did not start.
         starting = named(query.nodes.keys() - query.ready)
@@ -284,6 +287,10 @@ def _choose(turn: Turn) -> None:
         turn.stop(_lost(query, restart.target, now, best), StateMissing)
         return
     _make(turn, now)
+
+
+def _reaches_anew(query: Query, start: Version) -> bool:
+    return start != NO_VERSION or query.oldest_offsets == 0
 
 
 def _absent(query: Query, published: Published | None) -> str:
@@ -392,13 +399,14 @@ def _finish(turn: Turn) -> None:
         suspects=frozenset(),
         committed=restart.start,
         delivered=Version(max(restart.target, query.delivered)),
-        oldest_offsets=query.oldest,
+        # After a power failure Spark plans all later batches anew.
+        oldest_offsets=query.oldest if restart.trusted else restart.start + 1,
         inventory=_inventory(query, query.manifests),
         trimmed=dict.fromkeys(query.operators, restart.start),
     )
     turn.arrange(restart.routed)
     turn.tell("restarted", start=restart.start, target=restart.target)
-    checkpoint.review(turn)
+    protect.review(turn)
 
 
 def _withdraw_after(turn: Turn, version: Version) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anabranch.protocols import coverage, holders
 from anabranch.protocols.events import Done, Failed
 from anabranch.protocols.model import serving
 from anabranch.protocols.orders import Advance, Make, Mend, Merge, Withdraw
-from anabranch.protocols.query import Outstanding, Owner, Query, Turn
+from anabranch.protocols.query import Outstanding, Owner, Query
+from anabranch.protocols.turn import Turn
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part import Part
 from anabranch.units import NO_VERSION
@@ -45,7 +47,7 @@ def merge(turn: Turn, waiting: Outstanding, event: Done | Failed) -> None:
     """The answer to an order to merge a chain of parts."""
     match waiting.order, event:
         case Merge(), Done(answer=Part() as part):
-            turn.add_part(part)
+            holders.add_part(turn, part)
             turn.tell("merge", operator=part.operator, version=part.version, bytes=part.bytes)
         case Merge(slice), Failed(reason=reason):
             # A chain that cannot be merged must not grow any more.
@@ -61,7 +63,7 @@ def _needed(query: Query) -> set[str]:
     # A node that is away may come back with its parts, while the newer ones may be lost.
     stored = {name: frozenset(p.name for p in of.parts) for name, of in query.inventory.items()}
     for usable in (readable, stored):
-        anchors = query.anchors(usable)
+        anchors = coverage.anchors(query, usable)
         for name, plan in query.operators.items():
             inventory, names = query.inventory[name], usable[name]
             newest = inventory.lots(KeyGroups.all(plan.key_groups), names, query.committed)
@@ -74,6 +76,10 @@ def _needed(query: Query) -> set[str]:
                 needed |= {part.name for part in parts}
             case Mend(part):
                 needed.add(part.name)
+    # A manifest that cannot be read may be mended, and nobody knows which parts it names.
+    unknown = max(query.unreadable, default=NO_VERSION)
+    for of in query.inventory.values():
+        needed |= {part.name for part in of.parts if part.version <= unknown}
     for moving in query.moves.values():
         for part in query.inventory[moving.operator].parts:
             if part.version >= moving.begun:
@@ -91,9 +97,9 @@ def _merge_longest(turn: Turn) -> None:
         version = inventory.newest(each.groups, usable)
         if version is not None and each.node in query.ready:
             chain = inventory.recipe(each.groups, version, usable)
-            holders = query.holders(each)
-            shape = query.policies.backup.shape(len(holders))
-            found.append(Merge(each, chain, each.groups, version, holders, shape))
+            chosen = holders.choose(query, each)
+            shape = query.policies.backup.shape(len(chosen))
+            found.append(Merge(each, chain, each.groups, version, chosen, shape))
     longest = max(found, key=lambda merge: len(merge.parts), default=None)
     if longest is not None and len(longest.parts) > query.policies.longest_chain:
         turn.order(longest, Owner.MERGE)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from anabranch.fragments.cost import Cost
 from anabranch.protocols import adaptation
 from anabranch.protocols.orders import Answered, Merge, Store
-from anabranch.protocols.query import Turn
+from anabranch.protocols.turn import Turn
 
 
 def took(turn: Turn, order: Answered, cost: Cost | None) -> None:

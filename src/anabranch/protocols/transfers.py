@@ -5,20 +5,14 @@ New slices are only for groups that change instance or node. Groups that stay ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from anabranch.protocols.model import Host, Role, Routed, Slice, SliceId, serving
-from anabranch.protocols.query import Query, Turn
+from anabranch.protocols.events import Rebalance, Scale
+from anabranch.protocols.model import Host, Role, Routed, Slice, serving
+from anabranch.protocols.moving import MergeSlices, Move, Transfer
+from anabranch.protocols.query import Query
+from anabranch.protocols.turn import Turn
 from anabranch.state.groups import KeyGroups
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Groups that go from one slice to another."""
-
-    source: SliceId
-    target: SliceId
-    groups: KeyGroups
 
 
 def balanced(query: Query, operator: str) -> tuple[Host, ...]:
@@ -28,6 +22,34 @@ def balanced(query: Query, operator: str) -> tuple[Host, ...]:
     if not nodes:
         return query.routed[operator].hosts
     return tuple(query.policies.placement.place(instances, nodes, {})[operator])
+
+
+def plan(turn: Turn, moving: Move) -> Move:
+    """The move with its new slices, or without any if nothing is to be moved."""
+    query, name = turn.query, moving.operator
+    now = query.routed[name]
+    match moving.event:
+        case Scale(instances=count):
+            routing = now.routing.scaled(count)
+            instances = {each: of.routing.instances for each, of in query.routed.items()}
+            before = {each: of.hosts for each, of in query.routed.items()}
+            place = query.policies.placement.place
+            hosts = place(instances | {name: count}, query.ready, before)[name]
+            targets, transfers = divide(turn, name, now, Routed(routing, tuple(hosts)))
+        case Rebalance():
+            routing, hosts = now.routing, balanced(query, name)
+            targets, transfers = divide(turn, name, now, Routed(routing, tuple(hosts)))
+        case MergeSlices(instance=instance):
+            routing, hosts = now.routing, now.hosts
+            targets, transfers = unite(turn, name, instance)
+    return replace(
+        moving,
+        before=now,
+        after=Routed(routing, tuple(hosts)),
+        targets=targets,
+        transfers=transfers,
+        begun=query.committed,
+    )
 
 
 def divide(
