@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -13,23 +14,36 @@ import pytest
 
 from anabranch.errors import (
     CheckpointNotFound,
+    Deposed,
     DidNotHappen,
     Fenced,
     PlanError,
     Refused,
     StoreError,
 )
-from anabranch.fragments import encode, recompute
+from anabranch.fragments import Fragment, encode, recompute
+from anabranch.nodes import Signer, codec
 from anabranch.nodes.node import Deadline
-from anabranch.nodes.requests import BackupName, Block, Checksum, Epoch, List, Ping, Put, Stop
+from anabranch.nodes.requests import (
+    BackupName,
+    Block,
+    Checksum,
+    Delete,
+    Epoch,
+    List,
+    Ping,
+    Put,
+    Stop,
+)
 from anabranch.nodes.standing.client import Ring
 from anabranch.nodes.standing.file import RingFile
-from anabranch.nodes.standing.names import under_owner
+from anabranch.nodes.standing.names import FragmentName, generation_of, under_owner
 from anabranch.nodes.standing.process import Standing, serve
 from anabranch.nodes.standing.requests import Tell
 from anabranch.nodes.standing.retrieving import retrieve
 from anabranch.nodes.standing.saving import save
 from anabranch.nodes.standing.store import RingStore, check, where
+from anabranch.nodes.standing.succession import take_over
 from anabranch.nodes.standing.survey import survey
 from anabranch.ring import Leaving
 from anabranch.testing import LocalRing
@@ -106,15 +120,17 @@ def test_lost_fragments_are_made_again_after_a_while(ring: LocalRing) -> None:
         assert store.get(named(number)).to_pybytes() == data + bytes([number])
 
 
-def test_a_node_that_is_soon_back_costs_no_repair(ring: LocalRing) -> None:
-    store, data = ring.store(2, 2, "restarted"), os.urandom(100_000)
-    store.put(named(), data)
-    before = holders(store, named())
-    ring.stop([before[1]])
-    assert store.get(named()).to_pybytes() == data
-    ring.start([before[1]])
-    ring.wait_closed()
-    assert holders(store, named()) == before
+def test_a_node_that_is_soon_back_costs_no_repair(tmp_path: Path) -> None:
+    # Ten periods are longer than a busy machine takes to start a process.
+    with LocalRing(tmp_path, hosts(5, start=70), period=4.0) as ring:
+        store, data = ring.store(2, 2, "restarted"), os.urandom(100_000)
+        store.put(named(), data)
+        before = holders(store, named())
+        ring.stop([before[1]])
+        assert store.get(named()).to_pybytes() == data
+        ring.start([before[1]])
+        ring.wait_closed()
+        assert holders(store, named()) == before
 
 
 def test_a_node_that_hangs_costs_little_time(ring: LocalRing) -> None:
@@ -179,6 +195,127 @@ def test_a_late_zombie_changes_nothing(ring: LocalRing) -> None:
     ring.store(2, 2, "another").at(1).put(named(), data)
 
 
+def test_a_deposed_owner_that_saves_late_is_refused(ring: LocalRing) -> None:
+    data = os.urandom(10_000)
+
+    def opened(epoch: int) -> RingStore:
+        return RingStore(ring.ring("late").at(epoch), 2, 2)
+
+    late, new = opened(4), opened(5)
+    late.put(named(), data)
+    assert take_over(new.ring) == len(HOSTS)
+    new.put(named(2), data[::-1])
+    before = {n: holders(new, named(n)) for n in (1, 2)}
+    fragments = encode(2, 2, data, name=named(3), owner=OWNER)
+    acts = {
+        "a name that is not there": lambda: opened(4).put(named(3), data),
+        "a name that the new owner has stored": lambda: opened(4).put(named(2), data),
+        "by the calls of the paper": lambda: save(fragments, ring.ring("late").at(4)),
+        "a deletion of what the new owner restores": lambda: opened(4).delete(named()),
+    }
+    for _ in range(2):
+        for act in acts.values():
+            with pytest.raises(Deposed, match=r"driver 5 has taken the query over.*; driver 4"):
+                act()
+        new = opened(5)
+        assert {n: holders(new, named(n)) for n in (1, 2)} == before
+        assert holders(new, named(3)) == {}, "nothing of it was stored"
+        assert new.get(named()).to_pybytes() == data
+        assert new.get(named(2)).to_pybytes() == data[::-1]
+        # The nodes know it again, when all of them have ended and are back.
+        ring.kill(ring.alive)
+        ring.start(HOSTS)
+        ring.wait_closed()
+    with pytest.raises(Deposed):
+        take_over(ring.ring("late").at(4))
+
+
+def test_a_deposed_owner_at_nodes_that_have_not_heard_of_it(ring: LocalRing) -> None:
+    """Three of the nodes take what it stores, which is enough to compute it; nobody reads it."""
+    data, client = os.urandom(10_000), ring.ring("unheard")
+    new = RingStore(client.at(5), 2, 2)
+    place = survey(client, OWNER, named())
+    new.put(named(), data)
+    fragment = encode(2, 2, data[::-1], name=named(), owner=OWNER)
+    late = client.at(4)
+    heard = set(holders(new, named()).values())
+    for each, node in zip(
+        fragment, (each.contact for each in place.near.members if each.contact.host not in heard),
+        strict=False,
+    ):  # fmt: skip
+        name = FragmentName(named(), generation_of(4, (1 << 64) - 1), each.label.index, 2, 4)
+        late.store(node.address).put(str(name), each.to_bytes())
+    new.ring.forget()
+    assert len(survey(new.ring, OWNER, named()).pieces) == 7
+    assert ring.store(2, 2, "unheard").get(named()).to_pybytes() == data
+
+
+def test_what_is_lost_is_made_again_at_nodes_that_know_a_later_driver(ring: LocalRing) -> None:
+    data, client = os.urandom(10_000), ring.ring("later")
+    store = RingStore(client.at(4), 2, 2)
+    store.put(named(), data)
+    at = set(holders(store, named()).values())
+    for host in set(HOSTS) - at:
+        client.ask(ring.address(host), Delete(epoch=Epoch(5), names=()))
+    ring.kill([lost := min(at)])
+    ring.wait(
+        lambda: len(set(holders(store, named()).values()) - {lost}) == 4,
+        "the fragments were not made again at a node that refuses driver 4",
+    )
+
+
+def test_a_fragment_that_cannot_be_looked_at_keeps_none_from_being_made_again(
+    ring: LocalRing,
+) -> None:
+    """A query writes what it likes, at every node, and before all others in their order."""
+    bad = encode(1, 1, b"x", name="x")[0]
+    poison = Fragment(replace(bad.label, owner="\ud800"), bad.rows).to_bytes()
+    evil = ring.ring("a-first")
+    for host in HOSTS:
+        evil.store(ring.address(host)).put(str(FragmentName("x", 1, 0, 1, 2)), poison)
+    store = ring.store(2, 2, "beside")
+    store.put(named(), b"y" * 1000)
+    ring.kill([lost := holders(store, named())[0]])
+    ring.wait(
+        lambda: len(set(holders(store, named()).values()) - {lost}) == 4,
+        "the fragments were not made again",
+    )
+
+
+def test_a_full_node_is_passed_over_when_fragments_are_made_again(tmp_path: Path) -> None:
+    named_hosts = hosts(6, start=70)
+    with LocalRing(tmp_path, named_hosts, period=PERIOD) as ring:
+        store = ring.store(2, 2)
+        store.put(named(), b"y" * 100_000)
+        at = set(holders(store, named()).values())
+        near = [each.contact.host for each in survey(store.ring, OWNER, named()).near.members]
+        full, other = [host for host in near if host not in at]
+        ring.stop([full])
+        ring.start([full], options=["--capacity", "1 kB"])
+        ring.wait_closed()
+        ring.kill([lost := min(at)])
+        ring.wait(
+            lambda: set(holders(store, named()).values()) == {other, *at} - {lost},
+            "the fragment was not made again at the other node",
+        )
+
+
+def test_what_was_lost_while_all_nodes_were_away_is_made_again(tmp_path: Path) -> None:
+    """Nobody has seen the node fail, of all who are left."""
+    with LocalRing(tmp_path, hosts(5, start=70), period=PERIOD) as ring:
+        store = ring.store(2, 2)
+        store.put(named(), b"y" * 100_000)
+        lost = holders(store, named())[0]
+        ring.kill(ring.alive)
+        ring.start(set(ring.hosts) - {lost})
+        ring.wait_closed()
+        again = ring.store(2, 2)  # all are at other ports
+        ring.wait(
+            lambda: len(set(holders(again, named()).values())) == 4,
+            "the fragment of the node that did not return was not made again",
+        )
+
+
 def test_a_query_reaches_nothing_of_another(ring: LocalRing) -> None:
     mine, others = ring.store(2, 2, "mine"), ring.store(2, 2, "others")
     mine.put(named(), b"mine" * 1000)
@@ -222,6 +359,38 @@ def test_what_needs_the_key_of_the_ring(ring: LocalRing) -> None:
     assert isinstance(whole.ask(address, List(prefix="")), tuple)
     assert whole.ask(address, Ping()).pid == ring.pid(HOSTS[0])
     assert {each.contact.host for each in whole.look(address).leaves} == set(HOSTS) - {me.host}
+
+
+def test_a_request_is_not_taken_again_after_a_restart_at_the_same_port(ring: LocalRing) -> None:
+    store = ring.store(2, 2, "replayed")
+    store.put(named(), b"x" * 1000)
+    piece = survey(store.ring, OWNER, named()).pieces[0]
+    name = BackupName(str(piece.name))
+    host, port = piece.node.host, int(piece.node.address.rpartition(":")[2])
+    signer = Signer(store.ring.access.key, by="replayed")
+    captured = signer.sign(
+        codec.encode(Delete(epoch=Epoch(0), names=(name,)), 5.0), f"{host}:{port}"
+    )
+    ring.kill([host])
+    ring.start([host], port=port)
+    with socket.create_connection((host, port), 10) as sock:
+        sock.sendall(captured)
+        answer = b""
+        while more := sock.recv(4096):
+            answer += more
+    assert b"Refused" in answer
+    assert b"was not there" in answer
+    assert list(store.ring.store(f"{host}:{port}").list()) == [name]
+
+
+def test_no_query_has_the_name_of_what_a_node_keeps_for_itself(ring: LocalRing) -> None:
+    """What is under it is deleted when others need the room, after a restart."""
+    with pytest.raises(PlanError, match="'own' cannot be the id of a query"):
+        ring.ring("own")
+    access = ring.ring("").access
+    forged = Ring(replace(access, key=access.key.of_query("own"), query="own"))
+    with pytest.raises(Refused, match="'own' cannot be the id of a query"):
+        forged.store(ring.address(HOSTS[0])).put(named(), b"x")
 
 
 def test_halves_that_have_lost_each_other_join_again(ring: LocalRing) -> None:

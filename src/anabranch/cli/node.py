@@ -51,6 +51,7 @@ def node(
     from anabranch.errors import PlanError
     from anabranch.nodes.agent import open_many_files
     from anabranch.nodes.folders import backup_folder
+    from anabranch.nodes.memory import give_memory_back
     from anabranch.nodes.standing.file import RingFile
     from anabranch.nodes.standing.process import Standing, serve
     from anabranch.priority import process_gives_way
@@ -78,6 +79,7 @@ def node(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     process_gives_way()
+    give_memory_back()
     open_many_files()
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

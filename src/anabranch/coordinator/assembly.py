@@ -35,6 +35,7 @@ from anabranch.nodes.folders import StateRoot, state_folder
 from anabranch.nodes.local import LocalNode
 from anabranch.nodes.requests import Epoch
 from anabranch.nodes.standing import store as standing
+from anabranch.nodes.standing import succession
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
@@ -367,6 +368,7 @@ def _nodes(
 ) -> tuple[Nodes, BackupStore]:
     """Where the tables are, and the store of checkpoint files."""
     where = standing.with_key(where, epoch, limits.silence)
+    succession.announce(where)
     if is_local(spark):
         opened = where.open()
         node = LocalNode(root.path(), lambda request, deadline: opened, where)

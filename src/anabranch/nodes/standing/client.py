@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anabranch.errors import AnabranchError, DidNotHappen, StoreError
+from anabranch.errors import AnabranchError, DidNotHappen, PlanError, StoreError
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.remote import NodeStore, RemoteNode
 from anabranch.nodes.requests import Epoch, Request
@@ -19,6 +19,7 @@ from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.requests import Describe, Find, Neighbour, View
 from anabranch.nodes.tickets import Secret, Signer
 from anabranch.ring import Contact, NodeId, Settings, distance
+from anabranch.state.part import OWN
 
 A = TypeVar("A")
 K = TypeVar("K")
@@ -53,6 +54,8 @@ class Access:
     @classmethod
     def of(cls, file: RingFile, query: str) -> Access:
         """That of a query, for whoever has the file of the ring."""
+        if f"{query}/" == OWN:
+            raise PlanError(f"{query!r} cannot be the id of a query: nodes have files of that name")
         key = file.secret.of_query(query) if query else file.secret
         return cls(file.nodes, key, query, file.settings)
 

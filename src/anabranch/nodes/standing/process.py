@@ -15,12 +15,12 @@ from anabranch.errors import PlanError, Refused, StateLocked
 from anabranch.nodes.agent import emptied
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
-from anabranch.nodes.requests import Delete, Get, List, Ping, Put, Request, Size
+from anabranch.nodes.requests import Delete, Epoch, Get, List, Ping, Put, Request, Size
 from anabranch.nodes.server import Agent
 from anabranch.nodes.standing.client import Access, Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.repair import Repair
-from anabranch.nodes.standing.requests import Describe, Find, Tell, View
+from anabranch.nodes.standing.requests import Describe, Find, Reigning, Tell, View
 from anabranch.nodes.standing.runner import Runner
 from anabranch.nodes.starting import join
 from anabranch.nodes.tenants import Shelf, Tenant
@@ -29,6 +29,7 @@ from anabranch.nodes.vault import Vault
 from anabranch.private import private_folder
 from anabranch.ring import Contact, NodeId, Status
 from anabranch.state.lock import locked
+from anabranch.state.part import OWN
 
 A = TypeVar("A")
 
@@ -38,7 +39,9 @@ PORT = 7070
 _BACKUPS, _SCRATCH, _EPOCHS = "backups", "scratch", "epochs"
 _GRACE = 1.0
 _LOOK = 0.5
-_OF_RING: frozenset[type[Request[Any]]] = frozenset({Ping, Tell, Find, Describe, List, Size, Get})
+_OF_RING: frozenset[type[Request[Any]]] = frozenset(
+    {Ping, Tell, Find, Describe, Reigning, List, Size, Get}
+)
 _OF_QUERY: frozenset[type[Request[Any]]] = frozenset(
     {Ping, Find, Describe, List, Size, Get, Put, Delete}
 )
@@ -85,8 +88,9 @@ def _serve(
     ring = settings.ring
     vault = Vault(folder / _BACKUPS, settings.capacity)
     tenants = _Tenants(vault, folder)
-    verifier = Verifier(ring.secret, shared=True)
-    node = _Node(vault)
+    # The one before it may have had this address: what it took is not taken again.
+    verifier = Verifier(ring.secret, shared=True, since=time.time())
+    node = _Node(vault, tenants)
     try:
         agent = Agent(
             settings.host,
@@ -111,7 +115,7 @@ def _serve(
     seeds = [settings.join] if settings.join is not None else []
     seeds += [known for known in ring.nodes if known != address]
     own = Ring(Access(tuple(dict.fromkeys([address, *seeds])), ring.secret, "", ring.settings))
-    repair = Repair(own, me, vault, tenants.epoch, ring.settings)
+    repair = Repair(own, me, vault, ring.settings)
     runner = Runner(
         me,
         ring.settings,
@@ -182,13 +186,16 @@ class _Tenants:
         }
 
     def __call__(self, by: str) -> Tenant:
+        # What the vault has under this name it deletes when it needs the room.
+        if f"{by}/" == OWN:
+            raise Refused(f"{by!r} cannot be the id of a query at a standing node")
         with self._lock:
             if by not in self._of:
                 fence = Fence(self._folder / _EPOCHS / by)
                 self._of[by] = Tenant(Shelf(self._vault, by), fence, _OF_QUERY)
             return self._of[by]
 
-    def epoch(self, query: str) -> int:
+    def epoch(self, query: str) -> Epoch:
         """The greatest epoch of a query that this node has seen."""
         return self(query).fence.greatest()
 
@@ -196,8 +203,9 @@ class _Tenants:
 class _Node:
     """What a standing node answers, beside its backups. See :class:`~anabranch.nodes.node.Node`."""
 
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, tenants: _Tenants) -> None:
         self._vault = vault
+        self._tenants = tenants
         self._began = threading.Event()
 
     def begin(self, runner: Runner, repair: Repair, agent: Agent) -> None:
@@ -215,6 +223,8 @@ class _Node:
                 return cast(A, self._runner.find(key, deadline))
             case Describe():
                 return cast(A, self._view())
+            case Reigning(query=query):
+                return cast(A, self._tenants.epoch(query))
         raise Refused(f"a standing node has no tables: it cannot {request.verb}")
 
     def _view(self) -> View:
