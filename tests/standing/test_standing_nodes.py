@@ -375,6 +375,7 @@ def test_a_request_is_not_taken_again_after_a_restart_at_the_same_port(ring: Loc
     ring.start([host], port=port)
     with socket.create_connection((host, port), 10) as sock:
         sock.sendall(captured)
+        sock.shutdown(socket.SHUT_WR)
         answer = b""
         while more := sock.recv(4096):
             answer += more

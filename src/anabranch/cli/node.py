@@ -31,6 +31,9 @@ from anabranch.units import byte_count, microseconds
 @click.option("--rack", default="", help="Where it is, within the zone.")
 @click.option("--period", default="5 s", show_default=True, help="Between keep-alives; a new ring.")
 @click.option("--leaves", default=32, show_default=True, help="Size of leaf sets; a new ring.")
+@click.option("--tls-certificate", help="Encrypt: this node's certificate, which names --host.")
+@click.option("--tls-key", help="The private key of the certificate.")
+@click.option("--tls-root", help="The certificate to trust; it is written to the ring's file.")
 def node(
     file: str,
     join: str | None,
@@ -42,6 +45,9 @@ def node(
     rack: str,
     period: str,
     leaves: int,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    tls_root: str | None,
 ) -> None:
     """Keep fragments of state for the queries that use a ring, until Ctrl-C or SIGTERM.
 
@@ -54,11 +60,15 @@ def node(
     from anabranch.nodes.memory import give_memory_back
     from anabranch.nodes.standing.file import RingFile
     from anabranch.nodes.standing.process import Standing, serve
+    from anabranch.nodes.tls import read_root
     from anabranch.priority import process_gives_way
     from anabranch.ring import Settings
 
     os.umask(0o077)
     path = Path(file).absolute()
+    root = "" if tls_root is None else read_root(tls_root)
+    if root and (tls_certificate is None or tls_key is None):
+        raise PlanError("--tls-root needs --tls-certificate and --tls-key: nodes that encrypt")
     if not path.exists():
         if join is not None:
             raise PlanError(
@@ -67,7 +77,7 @@ def node(
             )
         settings = Settings(leaves=leaves, period=microseconds(period, what="--period") / 1e6)
         try:
-            RingFile.create(path, settings)
+            RingFile.create(path, settings, root)
         except FileExistsError:
             click.echo(f"another node has made {path}")
         else:
@@ -75,6 +85,9 @@ def node(
                 f"made {path}, the file of a new ring; copy it to the other nodes and to drivers, "
                 "and keep it secret"
             )
+    ring = RingFile.read(path)
+    if root:
+        ring = ring.trust(root)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
@@ -85,7 +98,7 @@ def node(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     standing = Standing(
-        RingFile.read(path),
+        ring,
         host,
         backup_folder() / "ring" / host if folder is None else Path(folder).absolute(),
         port,
@@ -93,6 +106,8 @@ def node(
         rack,
         None if capacity is None else byte_count(capacity, what="--capacity"),
         join,
+        tls_certificate,
+        tls_key,
     )
     serve(standing, done, lambda address: click.echo(f"serving at {address}"))
     logging.shutdown()

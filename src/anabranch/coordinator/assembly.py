@@ -351,10 +351,12 @@ def _check_local(backup: Backup, tls: Tls | None) -> None:
 
 def _check_ring(backup: Backup, tls: Tls | None) -> None:
     standing.check(backup.where)
-    if tls is not None and standing.is_in_ring(backup.where):
+    where = backup.where
+    if tls is not None and standing.is_in_ring(where) and not standing.encrypts(where):
         raise PlanError(
-            "tls= does not reach standing nodes, which do not encrypt: state would travel to them "
-            "in clear text; use another backup, or a network that you trust and no tls="
+            f"tls= does not reach the standing nodes of {where.arguments['file']}, which do not "
+            "encrypt: state would travel to them in clear text; start them with --tls-certificate, "
+            "--tls-key and --tls-root, or use another backup"
         )
 
 

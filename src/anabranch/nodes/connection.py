@@ -56,6 +56,13 @@ class Connection:
         self.task: asyncio.Task[None] | None = None
         self._sock = sock
 
+    async def peek(self, size: int) -> bytes:
+        """Up to so many bytes that have come. They stay there to be received."""
+        try:
+            return await self._when_ready(partial(self._sock.recv, size, socket.MSG_PEEK))
+        except (OSError, ValueError) as error:
+            raise Gone(str(error)) from error
+
     async def encrypt(self, context: ssl.SSLContext) -> None:
         """Go on with TLS."""
         try:

@@ -43,7 +43,7 @@ from anabranch.nodes.requests import (
 from anabranch.nodes.tenants import Tenant, Tenants, alone
 from anabranch.nodes.tickets import Verifier
 from anabranch.nodes.vault import Incoming, Vault, keep_all
-from anabranch.nodes.wire import HEAD_BYTES, MARK_BYTES, Kind, frame
+from anabranch.nodes.wire import HEAD_BYTES, MARK_BYTES, Kind, begins_request, frame
 
 T = TypeVar("T")
 
@@ -164,6 +164,9 @@ class Agent:
         try:
             if self._tls is not None:
                 async with asyncio.timeout(_FIRST_SECONDS):
+                    if begins_request(await connection.peek(MARK_BYTES)):
+                        await self._refuse_clear(connection)
+                        return
                     await connection.encrypt(self._tls)
             while await self._one_request(connection):
                 self._friends.add(connection)  # it is the one that was used last
@@ -175,6 +178,14 @@ class Agent:
             self._strangers.discard(connection)
             self._friends.discard(connection)
             connection.close()
+
+    async def _refuse_clear(self, connection: Connection) -> None:
+        """Tell a client that it has to encrypt. To fail the handshake would not say so."""
+        refused = Refused("this node encrypts; the client has no certificate to trust it by (tls)")
+        self.failures.note("A connection", connection.peer, refused)
+        answer = frame(Kind.FAILED, {**codec.encode_error(refused, _UNREAD), "closing": True})
+        await connection.send(answer, self._timeout)
+        await connection.linger()
 
     async def _one_request(self, connection: Connection) -> bool:
         """Take a request and answer it; whether there may be another one."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from anabranch.errors import PlanError, Refused, StateLocked
+from anabranch.errors import PlanError, Refused, StateLocked, StoreError
 from anabranch.nodes.agent import emptied
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Delete, Epoch, Get, List, Ping, Put, Request, Size
 from anabranch.nodes.server import Agent
-from anabranch.nodes.standing.client import Access, Ring
+from anabranch.nodes.standing.client import ASKED, Access, Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.repair import Repair
 from anabranch.nodes.standing.requests import Describe, Find, Reigning, Tell, View
@@ -25,6 +26,7 @@ from anabranch.nodes.standing.runner import Runner
 from anabranch.nodes.starting import join
 from anabranch.nodes.tenants import Shelf, Tenant
 from anabranch.nodes.tickets import Signer, Verifier
+from anabranch.nodes.tls import server_context
 from anabranch.nodes.vault import Vault
 from anabranch.private import private_folder
 from anabranch.ring import Contact, NodeId, Status
@@ -64,6 +66,33 @@ class Standing:
     """The most bytes of fragments; None: the free space of the disk, less a reserve."""
     join: str | None = None
     """A node to join the ring by, beside those in the ring's file."""
+    certificate: str | None = None
+    """The certificate of this node, a file in PEM form, if the ring's file has one to trust. It
+    must name the host."""
+    key: str | None = None
+    """Its private key."""
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context of this node. None if the ring does not encrypt.
+
+        PlanError if the ring's file and the files of this node do not go together.
+        """
+        if (self.certificate is None) != (self.key is None):
+            raise PlanError("a node needs both --tls-certificate and --tls-key, or neither")
+        if self.certificate is None or self.key is None:
+            if self.ring.root:
+                raise PlanError(
+                    f"the nodes of the ring of {self.ring.path} encrypt: give the certificate of "
+                    "this one with --tls-certificate and --tls-key"
+                )
+            return None
+        if not self.ring.root:
+            raise PlanError(
+                f"{self.ring.path} has no certificate to trust, so nobody could reach a node that "
+                "encrypts: give one with --tls-root, at all nodes of the ring, and copy the file "
+                "to the drivers again"
+            )
+        return server_context(self.certificate, self.key)
 
 
 def serve(settings: Standing, done: threading.Event, ready: Callable[[str], None]) -> None:
@@ -85,7 +114,7 @@ def serve(settings: Standing, done: threading.Event, ready: Callable[[str], None
 def _serve(
     settings: Standing, folder: Path, done: threading.Event, ready: Callable[[str], None]
 ) -> None:
-    ring = settings.ring
+    ring, tls = settings.ring, settings.tls()
     vault = Vault(folder / _BACKUPS, settings.capacity)
     tenants = _Tenants(vault, folder)
     # The one before it may have had this address: what it took is not taken again.
@@ -100,6 +129,7 @@ def _serve(
             verifier,
             node,
             tenants=tenants,
+            tls=tls,
             stopping=done,
         )
     except OSError as error:
@@ -114,18 +144,22 @@ def _serve(
     me = Contact(id, settings.host, address, time.time_ns() // 1000)
     seeds = [settings.join] if settings.join is not None else []
     seeds += [known for known in ring.nodes if known != address]
-    own = Ring(Access(tuple(dict.fromkeys([address, *seeds])), ring.secret, "", ring.settings))
+    access = replace(Access.of(ring, ""), nodes=tuple(dict.fromkeys([address, *seeds])))
+    own = Ring(access)
     repair = Repair(own, me, vault, ring.settings)
     runner = Runner(
         me,
         ring.settings,
         Signer(ring.secret),
         seeds,
+        trusted=access.trusted,
         load=lambda: _load(vault),
         news=repair.news,
         ended=done.set,
     )
     node.begin(runner, repair, agent)
+    if tls is not None:
+        _check_certificate(own, address)
     _log.info("Listening at %s as %s; fragments: %r", address, id, vault)
     _note(ring, [address])
     runner.begin()
@@ -139,6 +173,21 @@ def _serve(
     ending.start()
     ending.join(_GRACE)
     _log.info("The node has ended.")
+
+
+def _check_certificate(own: Ring, address: str) -> None:
+    """PlanError if those who trust the ring's certificate do not trust this node.
+
+    The others would not say why: to them it is a node that does not answer.
+    """
+    try:
+        own.ask(address, Ping(), ASKED)
+    except StoreError as error:
+        raise PlanError(
+            f"this node cannot be reached at {address} by those who have the file of the ring: "
+            f"{error}; its certificate must be signed with the one that the file has, and name "
+            "what --host says"
+        ) from error
 
 
 def _until(

@@ -84,8 +84,9 @@ class Known:
 class Runner:
     """A peer that runs in this process, until :meth:`close`.
 
-    ``load`` gives how full this node is. ``news`` is called, from the thread of the peer, with each
-    node that comes to the leaf set or leaves it. ``ended`` is called if the peer cannot go on, as
+    ``trusted`` is the certificate that other nodes are verified with, if they encrypt. ``load``
+    gives how full this node is. ``news`` is called, from the thread of the peer, with each node
+    that comes to the leaf set or leaves it. ``ended`` is called if the peer cannot go on, as
     when a later process has the id of this node: the process must end.
     """
 
@@ -96,6 +97,7 @@ class Runner:
         signer: Signer,
         seeds: Sequence[str],
         *,
+        trusted: bytes | None = None,
         load: Callable[[], int],
         news: Callable[[Came | Went], None],
         ended: Callable[[], None],
@@ -109,7 +111,7 @@ class Runner:
         self._searches: dict[int, list[Future[Place]]] = {}
         self._searching = threading.BoundedSemaphore(MOST_SEARCHES)
         self._known = self._look()
-        self._sender = _Sender(signer, settings, self._refused)
+        self._sender = _Sender(signer, settings, trusted, self._refused)
         self._thread = threading.Thread(target=self._run, name="ring", daemon=True)
 
     @property
@@ -237,8 +239,15 @@ class Runner:
 class _Sender:
     """Sends messages in threads, to each address one after the other."""
 
-    def __init__(self, signer: Signer, settings: Settings, refused: Callable[[Send], None]) -> None:
+    def __init__(
+        self,
+        signer: Signer,
+        settings: Settings,
+        trusted: bytes | None,
+        refused: Callable[[Send], None],
+    ) -> None:
         self._signer = signer
+        self._trusted = trusted
         self._seconds = min(_LONGEST, max(_SHORTEST, settings.period))
         self._refused = refused
         # A whole leaf set may be silent, and a search must still go out.
@@ -301,5 +310,7 @@ class _Sender:
             if len(self._nodes) >= _MOST_NODES:
                 for idle in self._nodes.keys() - self._unsent.keys():
                     self._nodes.pop(idle).close()
-            self._nodes[address] = RemoteNode(address, self._signer, silence=self._seconds)
+            self._nodes[address] = RemoteNode(
+                address, self._signer, silence=self._seconds, tls_root=self._trusted
+            )
         return self._nodes[address]

@@ -349,6 +349,11 @@ def is_in_ring(address: StoreAddress) -> bool:
     return address.opener == OPENER
 
 
+def encrypts(address: StoreAddress) -> bool:
+    """Whether the nodes of the ring at an address encrypt. PlanError if its file cannot be read."""
+    return bool(RingFile.read(Path(address.arguments["file"])).root)
+
+
 def of_query(address: StoreAddress, query: str) -> StoreAddress:
     """The address of the states of one query, if they are in a ring; otherwise the same address."""
     if not is_in_ring(address):
