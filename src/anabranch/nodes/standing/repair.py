@@ -55,6 +55,8 @@ class _Seen:
     names: dict[NodeId, frozenset[str] | None] = field(default_factory=dict)
     """None: it did not answer."""
     near: dict[str, Neighbourhood] = field(default_factory=dict)
+    at: dict[NodeId, Contact | None] = field(default_factory=dict)
+    """The nodes with these ids; None: it is not in the ring."""
 
     @property
     def silent(self) -> set[NodeId]:
@@ -112,13 +114,16 @@ class Repair:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        pause = self._wait
         while self._is_due():
             try:
                 whole = self._audit()
             except Exception:
                 _log.exception("Looking for lost fragments has failed; trying again later.")
                 whole = False
-            self._again = time.monotonic() + (self._between if whole else self._wait)
+            self._again = time.monotonic() + (self._between if whole else pause)
+            # One state that cannot be made whole does not have all of them looked at all the time.
+            pause = self._wait if whole else min(2 * pause, self._between)
 
     def _is_due(self) -> bool:
         """Wait until nodes have been gone for long enough, or it is time. False: it is over."""
@@ -167,20 +172,24 @@ class Repair:
         if owner not in seen.near:
             seen.near[owner] = self._ring.find(owner)
         near = seen.near[owner]
-        nodes = self._holders(label, near)
+        nodes = {each.contact.id: each.contact for each in near.members} | {self._me.id: self._me}
         pieces = self._pieces(own, nodes, seen)
-        found = {piece.name.index for piece in pieces}
-        missing = [index for index in range(own.name.total) if index not in found]
+        if missing := _missing(own.name, pieces):
+            # Nodes that have joined since may stand between the holders and the owner's place.
+            nodes = self._noted(label, seen) | nodes
+            pieces = self._pieces(own, nodes, seen)
+            missing = _missing(own.name, pieces)
         if not missing or actor(pieces) != self._me.id:
             return True
         if self._may_have(label, nodes, seen):
             return False
-        if len(found) < own.name.data:
+        found = own.name.total - len(missing)
+        if found < own.name.data:
             _log.warning(
                 "%s: %d of its %d fragments are left, and %d are needed. They are kept for the "
                 "nodes that may return.",
                 own.name.state,
-                len(found),
+                found,
                 own.name.total,
                 own.name.data,
             )
@@ -201,16 +210,16 @@ class Repair:
             _log.info("%s cannot be read: %s", name, error)
             return None
 
-    def _holders(self, label: Label, near: Neighbourhood) -> dict[NodeId, Contact]:
-        """The nodes that may have fragments of a state, this one among them."""
-        nodes = {each.contact.id: each.contact for each in near.members}
-        nodes[self._me.id] = self._me
+    def _noted(self, label: Label, seen: _Seen) -> dict[NodeId, Contact]:
+        """The nodes in the label of a fragment that are in the ring."""
+        found = {}
         for id, _ in filter(None, map(read_holder, label.holders)):
-            if id not in nodes:
+            if id not in seen.at:
                 root = self._ring.find_place(id).root
-                if root.id == id:
-                    nodes[id] = root
-        return nodes
+                seen.at[id] = root if root.id == id else None
+            if (node := seen.at[id]) is not None:
+                found[id] = node
+        return found
 
     def _may_have(self, label: Label, nodes: Mapping[NodeId, Contact], seen: _Seen) -> bool:
         """Whether a node that is away, or silent, may still have what is missing.
@@ -303,6 +312,11 @@ class Repair:
             seconds=ASKED,
         )
         return max((epoch for epoch in seen.values() if isinstance(epoch, int)), default=0)
+
+
+def _missing(name: FragmentName, pieces: Sequence[Piece]) -> list[int]:
+    found = {piece.name.index for piece in pieces}
+    return [index for index in range(name.total) if index not in found]
 
 
 def _stored(

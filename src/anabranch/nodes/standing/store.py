@@ -29,7 +29,7 @@ from anabranch.nodes.standing.client import Access, Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.gathering import Gathered, Threads
 from anabranch.nodes.standing.names import FragmentName, owner_of, write_holder
-from anabranch.nodes.standing.saving import Placing, Saving, Shape, candidates
+from anabranch.nodes.standing.saving import Placing, Saving, Shape, candidates, withdraw
 from anabranch.nodes.standing.survey import (
     Piece,
     Survey,
@@ -129,7 +129,11 @@ class RingStore:
             enough,
             lambda: shutil.rmtree(folder, ignore_errors=True),
         )
-        self._check(name, done, enough, shape)
+        try:
+            self._check(name, done, enough, shape)
+        except StoreError:
+            withdraw(self.ring, name, generation, shape, done)
+            raise
         self._recent.forget(name)
         delete(self.ring, before.pieces)
 
