@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.errors import (
+    AnabranchError,
     CheckpointNotFound,
     Deposed,
     DidNotHappen,
@@ -39,13 +40,13 @@ from anabranch.nodes.standing.client import Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.names import FragmentName, generation_of, under_owner
 from anabranch.nodes.standing.process import Standing, serve
-from anabranch.nodes.standing.requests import Tell
+from anabranch.nodes.standing.requests import Reigning, Tell
 from anabranch.nodes.standing.retrieving import retrieve
 from anabranch.nodes.standing.saving import save
 from anabranch.nodes.standing.store import RingStore, check, where
 from anabranch.nodes.standing.succession import take_over
 from anabranch.nodes.standing.survey import survey
-from anabranch.ring import Leaving
+from anabranch.ring import Leaving, Peer, Settings
 from anabranch.testing import LocalRing
 from anabranch.testing.rings import hosts
 
@@ -171,6 +172,8 @@ def test_a_full_node_is_replaced_by_another(tmp_path: Path) -> None:
         ring.wait_closed()
         with pytest.raises(StoreError, match=r"of its 4 fragments were stored.*no room"):
             put_many(store, data)
+        assert all(len(holders(store, name)) >= 3 for name in store.list()), "none is a rest"
+        assert named(21) not in store.list()
         # What was stored before is as it was, and there is room again when some is deleted.
         assert store.get(named()).to_pybytes() == data
         store.delete(named(2))
@@ -343,8 +346,9 @@ def test_what_needs_the_key_of_the_ring(ring: LocalRing) -> None:
     query, whole = ring.ring("words"), ring.ring("")
     address = ring.address(HOSTS[0])
     me = whole.look(address).me
+    epoch = Reigning(query="another")
     leaving = Tell(message=Leaving(whole.look(ring.address(HOSTS[1])).me, 1 << 60, ()))
-    for request in (leaving, Stop(epoch=Epoch(1))):
+    for request in (leaving, epoch, Stop(epoch=Epoch(1))):
         with pytest.raises(Refused, match="does not take the request"):
             query.ask(address, request)
     for request in (
@@ -357,6 +361,7 @@ def test_what_needs_the_key_of_the_ring(ring: LocalRing) -> None:
         with pytest.raises(Refused, match="does not take the request"):
             whole.ask(address, request)
     assert isinstance(whole.ask(address, List(prefix="")), tuple)
+    assert whole.ask(address, epoch) == 0
     assert whole.ask(address, Ping()).pid == ring.pid(HOSTS[0])
     assert {each.contact.host for each in whole.look(address).leaves} == set(HOSTS) - {me.host}
 
@@ -488,6 +493,21 @@ def test_one_process_in_a_folder_and_one_at_a_port(
         serve(taken, threading.Event(), pytest.fail)
     with pytest.raises(PlanError, match="cannot listen"):
         serve(replace(taken, folder=tmp_path, port=port), threading.Event(), pytest.fail)
+
+
+def test_a_node_that_ends_by_an_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who watches over the process starts it again, and not one that was asked to end."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    settings = Standing(
+        RingFile.create(tmp_path / "ring.json", Settings(period=PERIOD)), "127.0.0.80", tmp_path, 0
+    )
+    done = threading.Event()
+    serve(settings, done, lambda address: done.set())
+    monkeypatch.setattr(Peer, "tick", lambda self: [][0])
+    with pytest.raises(AnabranchError, match="has ended by an error"):
+        serve(settings, threading.Event(), lambda address: None)
 
 
 def test_ask_without_a_deadline_left(ring: LocalRing) -> None:

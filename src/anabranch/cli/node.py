@@ -54,7 +54,7 @@ def node(
     The first node makes the file of the ring. Each further one, and each driver, needs a copy.
     Start a node again in the same folder, and it has its fragments again.
     """
-    from anabranch.errors import PlanError
+    from anabranch.errors import AnabranchError, PlanError
     from anabranch.nodes.agent import open_many_files
     from anabranch.nodes.folders import backup_folder
     from anabranch.nodes.memory import give_memory_back
@@ -109,7 +109,12 @@ def node(
         tls_certificate,
         tls_key,
     )
-    serve(standing, done, lambda address: click.echo(f"serving at {address}"))
+    code = 0
+    try:
+        serve(standing, done, lambda address: click.echo(f"serving at {address}"))
+    except AnabranchError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        code = 1
     logging.shutdown()
     # Requests that are still under way would keep the interpreter from ending.
-    os._exit(0)
+    os._exit(code)

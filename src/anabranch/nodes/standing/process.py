@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from anabranch.errors import PlanError, Refused, StateLocked, StoreError
+from anabranch.errors import AnabranchError, PlanError, Refused, StateLocked, StoreError
 from anabranch.nodes.agent import emptied
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
@@ -147,6 +147,13 @@ def _serve(
     access = replace(Access.of(ring, ""), nodes=tuple(dict.fromkeys([address, *seeds])))
     own = Ring(access)
     repair = Repair(own, me, vault, ring.settings)
+    failed = threading.Event()
+
+    def ended(by_error: bool) -> None:
+        if by_error:
+            failed.set()
+        done.set()
+
     runner = Runner(
         me,
         ring.settings,
@@ -155,7 +162,7 @@ def _serve(
         trusted=access.trusted,
         load=lambda: _load(vault),
         news=repair.news,
-        ended=done.set,
+        ended=ended,
     )
     node.begin(runner, repair, agent)
     if tls is not None:
@@ -173,6 +180,10 @@ def _serve(
     ending.start()
     ending.join(_GRACE)
     _log.info("The node has ended.")
+    if failed.is_set():
+        raise AnabranchError(
+            f"the node at {address} has ended by an error, which its log shows; start it again"
+        )
 
 
 def _check_certificate(own: Ring, address: str) -> None:

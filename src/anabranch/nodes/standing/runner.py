@@ -87,7 +87,8 @@ class Runner:
     ``trusted`` is the certificate that other nodes are verified with, if they encrypt. ``load``
     gives how full this node is. ``news`` is called, from the thread of the peer, with each node
     that comes to the leaf set or leaves it. ``ended`` is called if the peer cannot go on, as
-    when a later process has the id of this node: the process must end.
+    when a later process has the id of this node, and with True if that is by an error: the process
+    must end.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Runner:
         trusted: bytes | None = None,
         load: Callable[[], int],
         news: Callable[[Came | Went], None],
-        ended: Callable[[], None],
+        ended: Callable[[bool], None],
     ) -> None:
         self._peer = Peer(me, settings, seeds)
         self._settings = settings
@@ -172,7 +173,7 @@ class Runner:
             self._serve()
         except Exception:
             _log.exception("The ring's thread has failed. Ending this node.")
-            self._ended()
+            self._ended(True)
 
     def _serve(self) -> None:
         peer = self._peer
@@ -195,7 +196,7 @@ class Runner:
                 return
             self._carry_out(self._step(item))
         _log.warning("A later process has the id of this node. Ending this one.")
-        self._ended()
+        self._ended(False)
 
     def _step(self, item: _Item) -> list[Output]:
         match item:
