@@ -1,6 +1,7 @@
 """A ring of real standing nodes, which are killed, hang, fill up and return."""
 
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -301,6 +302,21 @@ def test_a_full_node_is_passed_over_when_fragments_are_made_again(tmp_path: Path
             lambda: set(holders(store, named()).values()) == {other, *at} - {lost},
             "the fragment was not made again at the other node",
         )
+
+
+def test_a_node_that_returns_without_its_disk_has_its_fragments_made_again(tmp_path: Path) -> None:
+    with LocalRing(tmp_path, hosts(5, start=70), period=PERIOD) as ring:
+        store = ring.store(2, 2)
+        store.put(named(), b"y" * 100_000)
+        lost = holders(store, named())[0]
+        ring.kill([lost])
+        shutil.rmtree(ring.folder / lost)
+        ring.start([lost])
+        ring.wait(lambda: len(holders(store, named())) == 4, "the fragment was not made again")
+        ring.wait_closed()
+        for host in ring.hosts:
+            for path in (ring.folder / host).rglob("*"):
+                assert path.stat().st_mode & 0o077 == 0, f"{path} is for its user alone"
 
 
 def test_what_was_lost_while_all_nodes_were_away_is_made_again(tmp_path: Path) -> None:

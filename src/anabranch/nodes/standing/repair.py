@@ -86,7 +86,8 @@ class Repair:
         self._between = BETWEEN * settings.period
         self._again = time.monotonic() + AFTER_START * settings.period
         self._due: dict[NodeId, float] = {}
-        """When nodes that are away count as lost."""
+        """When nodes that went away, or were started again, are looked at."""
+        self._away: dict[NodeId, Contact] = {}
         self._silent: set[NodeId] = set()
         """The nodes that did not say what they have when they were asked last."""
         self._over = False
@@ -102,10 +103,13 @@ class Repair:
         with self._changed:
             match news:
                 case Went(node, failed=True):
+                    self._away[node.id] = node
                     self._due.setdefault(node.id, time.monotonic() + self._wait)
                     self._changed.notify_all()
                 case Came(node):
-                    self._due.pop(node.id, None)
+                    # Another process of this node may have lost the disk of the one before.
+                    if self._away.pop(node.id, node) == node:
+                        self._due.pop(node.id, None)
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -134,6 +138,7 @@ class Repair:
                 if gone or self._again <= now:
                     for id in gone:
                         del self._due[id]
+                        self._away.pop(id, None)
                     return True
                 self._changed.wait(min([self._again, *self._due.values()]) - now)
         return False
@@ -205,10 +210,12 @@ class Repair:
 
         try:
             return Label.read(read, self._vault.size(name), name=name)
+        except CheckpointNotFound:
+            return None  # deleted meanwhile
         except CheckpointError as error:
-            # Deleted meanwhile, or damaged: then others see that it is missing.
-            _log.info("%s cannot be read: %s", name, error)
-            return None
+            _log.warning("Deleting %s, so that it is made again: %s", name, error)
+            self._vault.delete(name)
+            raise
 
     def _noted(self, label: Label, seen: _Seen) -> dict[NodeId, Contact]:
         """The nodes in the label of a fragment that are in the ring."""
@@ -227,7 +234,7 @@ class Repair:
         One that was silent twice is not waited for any longer.
         """
         with self._changed:
-            away = set(self._due)
+            away = set(self._away)
         noted = {id for id, _ in filter(None, map(read_holder, label.holders))}
         return bool(away & noted or seen.silent & nodes.keys() - self._silent)
 
