@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from anabranch.nodes.requests import (
     Put,
     Stop,
 )
+from anabranch.nodes.server import THREADS
 from anabranch.nodes.standing.client import Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.names import FragmentName, generation_of, under_owner
@@ -413,6 +415,25 @@ def test_no_query_has_the_name_of_what_a_node_keeps_for_itself(ring: LocalRing) 
     forged = Ring(replace(access, key=access.key.of_query("own"), query="own"))
     with pytest.raises(Refused, match="'own' cannot be the id of a query"):
         forged.store(ring.address(HOSTS[0])).put(named(), b"x")
+
+
+def test_a_query_whose_transfers_stall_keeps_no_other_one_waiting(ring: LocalRing) -> None:
+    slow, other = ring.ring("stalls"), ring.ring("beside")
+    address = ring.address(HOSTS[0])
+    host, _, port = address.rpartition(":")
+    signer = Signer(slow.access.key, by="stalls")
+    with ExitStack() as opened:
+        for number in range(THREADS + 8):
+            block = Block(name=BackupName(f"a/{number}"), bytes=1000, checksum=Checksum("0" * 16))
+            sock = opened.enter_context(socket.create_connection((host, int(port)), 10))
+            put = codec.encode(Put(epoch=Epoch(0), blocks=(block,)), 600.0)
+            sock.sendall(signer.sign(put, address))
+            if number == 0:
+                assert sock.recv(1), "the node waits for the bytes"
+        for request in (List(prefix=""), Delete(epoch=Epoch(0), names=())):
+            began = time.monotonic()
+            other.node(address).ask(request, Deadline(20.0))
+            assert time.monotonic() - began < 10
 
 
 def test_halves_that_have_lost_each_other_join_again(ring: LocalRing) -> None:

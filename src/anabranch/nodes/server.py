@@ -14,6 +14,7 @@ import resource
 import socket
 import ssl
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -97,6 +98,11 @@ class Agent:
         self._timeout = timeout
         self._working = ThreadPoolExecutor(THREADS, "node")
         self._moving = ThreadPoolExecutor(THREADS, "backup")
+        # One of many queries, whose transfers are slow, must not have all of the threads.
+        share = THREADS if tenants is None else THREADS // 2
+        self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(share)
+        )
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._strangers = _Crowd(min(MOST_STRANGERS, descriptors))
         self._friends = _Crowd(min(MOST_FRIENDS, descriptors))
@@ -198,7 +204,7 @@ class Agent:
             doing = codec.verb_of(value)
             tenant = self._tenants(by)
             tenant.check(VERBS[doing], by)
-            answer = await self._execute(connection, doing, value, tenant)
+            answer = await self._execute(connection, doing, value, tenant, by)
             if answer:
                 await connection.send(answer, self._timeout)
             return True
@@ -260,9 +266,9 @@ class Agent:
             )
 
     async def _execute(
-        self, connection: Connection, verb: str, value: dict[str, Any], tenant: Tenant
+        self, connection: Connection, verb: str, value: dict[str, Any], tenant: Tenant, by: str
     ) -> bytes | None:
-        """Do what a request asks for; the frame to answer with, if it was not sent already."""
+        """Do what a request of a query asks for; the frame to answer with, if it was not sent."""
         if VERBS[verb] not in _OWN:
             # A thread reads it too: a request may have many parts.
             ask = partial(self._ask, verb, value)
@@ -280,6 +286,14 @@ class Agent:
                 # The answer has to be sent before the loop ends.
                 self._loop.call_later(_PAUSE, self.stopping.set)
                 return _done(request, None)
+        async with self._shares[by]:
+            return await self._move(connection, request, tenant, seconds)
+
+    async def _move(
+        self, connection: Connection, request: Request[Any], tenant: Tenant, seconds: float
+    ) -> bytes | None:
+        """Do what a request for backups asks for."""
+        match request:
             case Get():
                 send = partial(self._send_backup, connection, request, tenant)
                 await self._in_thread(connection, send)
