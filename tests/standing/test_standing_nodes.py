@@ -38,12 +38,12 @@ from anabranch.nodes.requests import (
     Put,
     Stop,
 )
-from anabranch.nodes.server import THREADS
+from anabranch.nodes.server import MOST_FRIENDS
 from anabranch.nodes.standing.client import Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.names import FragmentName, generation_of, under_owner
 from anabranch.nodes.standing.process import Standing, serve
-from anabranch.nodes.standing.requests import Reigning, Tell
+from anabranch.nodes.standing.requests import Describe, Reigning, Tell
 from anabranch.nodes.standing.retrieving import retrieve
 from anabranch.nodes.standing.saving import save
 from anabranch.nodes.standing.store import RingStore, check, where
@@ -423,7 +423,7 @@ def test_a_query_whose_transfers_stall_keeps_no_other_one_waiting(ring: LocalRin
     host, _, port = address.rpartition(":")
     signer = Signer(slow.access.key, by="stalls")
     with ExitStack() as opened:
-        for number in range(THREADS + 8):
+        for number in range(MOST_FRIENDS // 2):
             block = Block(name=BackupName(f"a/{number}"), bytes=1000, checksum=Checksum("0" * 16))
             sock = opened.enter_context(socket.create_connection((host, int(port)), 10))
             put = codec.encode(Put(epoch=Epoch(0), blocks=(block,)), 600.0)
@@ -434,6 +434,16 @@ def test_a_query_whose_transfers_stall_keeps_no_other_one_waiting(ring: LocalRin
             began = time.monotonic()
             other.node(address).ask(request, Deadline(20.0))
             assert time.monotonic() - began < 10
+        with pytest.raises(DidNotHappen, match="requests of this query already"):
+            slow.node(address).ask(List(prefix=""), Deadline(20.0))
+
+    def is_served() -> bool:
+        try:
+            return slow.node(address).ask(Describe(), Deadline(20.0)).joined
+        except DidNotHappen:
+            return False
+
+    ring.wait(is_served, "the query is not served again once its transfers were given up")
 
 
 def test_halves_that_have_lost_each_other_join_again(ring: LocalRing) -> None:

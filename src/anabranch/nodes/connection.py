@@ -52,6 +52,8 @@ class Connection:
         """Whether a request that came over it was signed with the secret."""
         self.verified = False
         """Whether the request that is being answered was."""
+        self.by: str | None = None
+        """Who signed it, empty for the node's own key. None: no request is being answered."""
         self.halfway: Halfway | None = None
         self.task: asyncio.Task[None] | None = None
         self._sock = sock

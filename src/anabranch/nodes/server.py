@@ -14,7 +14,7 @@ import resource
 import socket
 import ssl
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -106,6 +106,9 @@ class Agent:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._strangers = _Crowd(min(MOST_STRANGERS, descriptors))
         self._friends = _Crowd(min(MOST_FRIENDS, descriptors))
+        self._most_of_one = self._friends.most if tenants is None else self._friends.most // 2
+        self._under_way: Counter[str] = Counter()
+        """Requests by who signed them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = _listening(host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -221,6 +224,11 @@ class Agent:
             if ends:
                 await connection.linger()
             return not ends
+        finally:
+            if connection.by is not None:
+                self._under_way[connection.by] -= 1
+                self._under_way += Counter()  # only those that are left
+                connection.by = None
 
     async def _value(self, connection: Connection) -> tuple[str, dict[str, Any]] | None:
         """Who signed the next request, and the request as JSON, once its signature was found right.
@@ -245,7 +253,7 @@ class Agent:
         if not data:
             return None
         head = self._verifier.admit(data)
-        self._befriend(connection)
+        self._befriend(connection, head.by)
         try:
             async with asyncio.timeout(self._timeout):
                 body = await connection.receive(head.size)
@@ -254,8 +262,10 @@ class Agent:
             raise Refused(f"the body of the request did not arrive: {error}") from error
         return head.by, self._verifier.open(head, body)
 
-    def _befriend(self, connection: Connection) -> None:
+    def _befriend(self, connection: Connection, by: str) -> None:
         connection.known = connection.verified = True
+        connection.by = by
+        self._under_way[by] += 1
         self._strangers.discard(connection)
         # It is of use: neither is it idle, nor may it be closed for another one.
         self._friends.discard(connection)
@@ -263,6 +273,12 @@ class Agent:
             connection.halfway = Halfway.IN
             raise DidNotHappen(
                 f"this node runs {self._friends.most} requests already; try again later"
+            )
+        if self._under_way[by] > self._most_of_one:
+            connection.halfway = Halfway.IN
+            raise DidNotHappen(
+                f"this node runs {self._most_of_one} requests of this query already; try again "
+                "later"
             )
 
     async def _execute(
