@@ -180,6 +180,27 @@ def test_a_ring_that_did_not_encrypt_does_once_all_are_started_again(
             check(ab.Fragments(1, 1, ring=str(ring.file)), of_query)
 
 
+def test_certificates_are_replaced_while_the_ring_serves(tls: Tls, tmp_path: Path) -> None:
+    """First all nodes and clients trust both, and then nodes show the new one."""
+    new = certificate(tmp_path / "new", HOSTS)
+    both = tmp_path / "both.pem"
+    both.write_text(read_root(tls.root) + read_root(new.root))
+    steps = (
+        ["--tls-root", str(both)],
+        ["--tls-root", str(both), "--tls-certificate", new.certificate, "--tls-key", new.key],
+    )
+    with LocalRing(tmp_path / "ring", HOSTS[:3], period=PERIOD, tls=tls) as ring:
+        ring.store(1, 1).put("a", b"x" * 1000)
+        for options in steps:
+            for host in ring.hosts:
+                ring.stop([host])
+                ring.start([host], options=options)
+                ring.wait_closed()
+                assert ring.store(1, 1).get("a").to_pybytes() == b"x" * 1000
+        only_new = replace(Access.of(RingFile.read(ring.file), ""), root=read_root(new.root))
+        assert all(Ring(only_new).look(ring.address(host)).joined for host in ring.hosts)
+
+
 def test_the_certificate_to_trust_is_replaced_in_the_file(tls: Tls, tmp_path: Path) -> None:
     made = RingFile.create(tmp_path / "ring.json", Settings(), read_root(tls.root))
     made.remember(["a:1"])
