@@ -11,6 +11,7 @@ away for a moment, or does not say what it has, is not taken for one that lost i
 from __future__ import annotations
 
 import logging
+import random
 import tempfile
 import threading
 import time
@@ -37,7 +38,9 @@ PERIODS = 10
 """A node that is back within so many periods after it failed has its fragments: none are made."""
 AFTER_START, BETWEEN = 30, 720
 """Periods until a node looks for lost fragments after its start, and then after the last look. All
-nodes of a ring may start together, some of them later."""
+nodes of a ring may start together, some of them later. They do not look together: each asks all of
+its neighbours for all names."""
+_SPREAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Repair:
         self._vault = vault
         self._wait = PERIODS * settings.period
         self._between = BETWEEN * settings.period
-        self._again = time.monotonic() + AFTER_START * settings.period
+        self._again = time.monotonic() + _some(AFTER_START * settings.period)
         self._due: dict[NodeId, float] = {}
         """When nodes that went away, or were started again, are looked at."""
         self._away: dict[NodeId, Contact] = {}
@@ -125,7 +128,7 @@ class Repair:
             except Exception:
                 _log.exception("Looking for lost fragments has failed; trying again later.")
                 whole = False
-            self._again = time.monotonic() + (self._between if whole else pause)
+            self._again = time.monotonic() + _some(self._between if whole else pause)
             # One state that cannot be made whole does not have all of them looked at all the time.
             pause = self._wait if whole else min(2 * pause, self._between)
 
@@ -319,6 +322,10 @@ class Repair:
             seconds=ASKED,
         )
         return max((epoch for epoch in seen.values() if isinstance(epoch, int)), default=0)
+
+
+def _some(seconds: float) -> float:
+    return seconds * (1 + _SPREAD * random.random())
 
 
 def _missing(name: FragmentName, pieces: Sequence[Piece]) -> list[int]:
