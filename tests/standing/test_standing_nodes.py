@@ -364,7 +364,7 @@ def test_what_needs_the_key_of_the_ring(ring: LocalRing) -> None:
     query, whole = ring.ring("words"), ring.ring("")
     address = ring.address(HOSTS[0])
     me = whole.look(address).me
-    epoch = Reigning(query="another")
+    epoch = Reigning(query="unheard-of")
     leaving = Tell(message=Leaving(whole.look(ring.address(HOSTS[1])).me, 1 << 60, ()))
     for request in (leaving, epoch, Stop(epoch=Epoch(1))):
         with pytest.raises(Refused, match="does not take the request"):
