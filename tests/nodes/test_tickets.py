@@ -118,6 +118,20 @@ def test_old_and_future_requests(clock: Clock) -> None:
                 verifier.verify(signed)
 
 
+def test_a_process_does_not_take_what_the_one_before_was_sent(clock: Clock) -> None:
+    signer = Signer(SECRET, clock)
+    captured = signer.sign({}, "a:1")
+    before = Verifier(SECRET, 60, clock)
+    before.address = "a:1"
+    before.verify(captured)
+    clock.now += 1
+    after = Verifier(SECRET, 60, clock, since=clock.now)
+    after.address = "a:1"
+    with pytest.raises(Refused, match="was not there"):
+        after.verify(captured)
+    after.verify(signer.sign({}, "a:1"))
+
+
 def test_a_clock_set_back_makes_nothing_good_again(clock: Clock) -> None:
     verifier = Verifier(SECRET, 60, clock)
     signer = Signer(SECRET, clock)

@@ -6,16 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.errors import DidNotHappen
+from anabranch.errors import Deposed, DidNotHappen
 from anabranch.nodes.standing.client import Neighbourhood
 from anabranch.nodes.standing.names import (
     FragmentName,
+    generation_of,
     owner_of,
     prefix_of,
     read_holder,
     under_owner,
     write_holder,
 )
+from anabranch.nodes.standing.repair import actor
 from anabranch.nodes.standing.requests import Neighbour
 from anabranch.nodes.standing.saving import Placing, Shape, candidates
 from anabranch.nodes.standing.survey import Piece, Survey, new_generation
@@ -24,7 +26,6 @@ from anabranch.stores.store import check_name
 
 segments = st.from_regex(r"[A-Za-z0-9_%=+~-][A-Za-z0-9_%=+~.-]{0,8}", fullmatch=True)
 names = st.lists(segments, min_size=1, max_size=3).map("/".join)
-numbers = st.integers(0, 255)
 hosts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
@@ -39,8 +40,10 @@ def near(racks: list[str], loads: list[int], owner: str) -> Neighbourhood:
     return Neighbourhood(members[0].contact, tuple(members), 0)
 
 
-@given(names, st.integers(0, (1 << 64) - 1), numbers, numbers, numbers)
-def test_names_of_fragments(state: str, generation: int, index: int, data: int, total: int) -> None:
+@given(names, st.integers(0, (1 << 127) - 1), st.data())
+def test_names_of_fragments(state: str, generation: int, chance: st.DataObject) -> None:
+    total = chance.draw(st.integers(1, 255))
+    index, data = chance.draw(st.integers(0, total - 1)), chance.draw(st.integers(1, total))
     name = FragmentName(state, generation, index, data, total)
     assert FragmentName.parse(str(name)) == name
     assert check_name(str(name)).startswith(prefix_of(state))
@@ -50,6 +53,13 @@ def test_names_of_fragments(state: str, generation: int, index: int, data: int, 
 def test_other_names_are_no_fragments(name: str) -> None:
     found = FragmentName.parse(name)
     assert found is None or str(found) == name
+
+
+@pytest.mark.parametrize("shape", ["0-0-4", "4-2-4", "0-5-4", "0-0-0", "0-2-256"])
+def test_shapes_that_nothing_can_have_are_no_fragments(shape: str) -> None:
+    """Each node looks at the names that a query gave, to make what is lost again."""
+    assert FragmentName.parse(f"a~{7:032x}~0-2-4") is not None
+    assert FragmentName.parse(f"a~{7:032x}~{shape}") is None
 
 
 @given(hosts, st.text("abc", min_size=1, max_size=4))
@@ -113,3 +123,20 @@ def test_a_generation_is_later_than_all_that_are_there() -> None:
     ahead = FragmentName("a", first << 1, 0, 1, 2)  # by a clock that is ahead
     found.pieces.append(Piece(found.near.root, ahead))
     assert new_generation(found) > ahead.generation
+
+
+@given(st.integers(0, (1 << 62) - 1), st.integers(1, 1 << 40), st.integers(0, (1 << 64) - 1))
+def test_what_a_deposed_driver_stores_is_not_the_newest(old: int, more: int, count: int) -> None:
+    """Also if its clock is ahead, and it has not seen what the next one stores."""
+    found = Survey("a", near(["a"], [0], "n0"), epoch=old + more)
+    assert new_generation(found) > generation_of(old, count)
+    late = Survey("a", found.near, epoch=old)
+    late.pieces.append(Piece(found.near.root, FragmentName("a", new_generation(found), 0, 1, 2)))
+    with pytest.raises(Deposed, match=f"driver {old + more} has taken the query over"):
+        new_generation(late)
+
+
+def test_one_holder_acts_also_if_two_have_the_same_fragment() -> None:
+    a, b = (Contact(NodeId(n), f"n{n}", f"n{n}:1") for n in (1, 2))
+    pieces = [Piece(node, FragmentName("a", 1, 0, 1, 3)) for node in (a, b)]
+    assert actor(pieces) == actor(pieces[::-1]) == a.id

@@ -31,6 +31,9 @@ from anabranch.units import byte_count, microseconds
 @click.option("--rack", default="", help="Where it is, within the zone.")
 @click.option("--period", default="5 s", show_default=True, help="Between keep-alives; a new ring.")
 @click.option("--leaves", default=32, show_default=True, help="Size of leaf sets; a new ring.")
+@click.option("--tls-certificate", help="Encrypt: this node's certificate, which names --host.")
+@click.option("--tls-key", help="The private key of the certificate.")
+@click.option("--tls-root", help="The certificate to trust; it is written to the ring's file.")
 def node(
     file: str,
     join: str | None,
@@ -42,22 +45,30 @@ def node(
     rack: str,
     period: str,
     leaves: int,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    tls_root: str | None,
 ) -> None:
     """Keep fragments of state for the queries that use a ring, until Ctrl-C or SIGTERM.
 
     The first node makes the file of the ring. Each further one, and each driver, needs a copy.
     Start a node again in the same folder, and it has its fragments again.
     """
-    from anabranch.errors import PlanError
+    from anabranch.errors import AnabranchError, PlanError
     from anabranch.nodes.agent import open_many_files
     from anabranch.nodes.folders import backup_folder
+    from anabranch.nodes.memory import give_memory_back
     from anabranch.nodes.standing.file import RingFile
     from anabranch.nodes.standing.process import Standing, serve
+    from anabranch.nodes.tls import read_root
     from anabranch.priority import process_gives_way
     from anabranch.ring import Settings
 
     os.umask(0o077)
     path = Path(file).absolute()
+    root = "" if tls_root is None else read_root(tls_root)
+    if root and (tls_certificate is None or tls_key is None):
+        raise PlanError("--tls-root needs --tls-certificate and --tls-key: nodes that encrypt")
     if not path.exists():
         if join is not None:
             raise PlanError(
@@ -66,7 +77,7 @@ def node(
             )
         settings = Settings(leaves=leaves, period=microseconds(period, what="--period") / 1e6)
         try:
-            RingFile.create(path, settings)
+            RingFile.create(path, settings, root)
         except FileExistsError:
             click.echo(f"another node has made {path}")
         else:
@@ -74,16 +85,20 @@ def node(
                 f"made {path}, the file of a new ring; copy it to the other nodes and to drivers, "
                 "and keep it secret"
             )
+    ring = RingFile.read(path)
+    if root:
+        ring = ring.trust(root)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     process_gives_way()
+    give_memory_back()
     open_many_files()
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     standing = Standing(
-        RingFile.read(path),
+        ring,
         host,
         backup_folder() / "ring" / host if folder is None else Path(folder).absolute(),
         port,
@@ -91,8 +106,15 @@ def node(
         rack,
         None if capacity is None else byte_count(capacity, what="--capacity"),
         join,
+        tls_certificate,
+        tls_key,
     )
-    serve(standing, done, lambda address: click.echo(f"serving at {address}"))
+    code = 0
+    try:
+        serve(standing, done, lambda address: click.echo(f"serving at {address}"))
+    except AnabranchError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        code = 1
     logging.shutdown()
     # Requests that are still under way would keep the interpreter from ending.
-    os._exit(0)
+    os._exit(code)

@@ -35,6 +35,7 @@ from anabranch.nodes.folders import StateRoot, state_folder
 from anabranch.nodes.local import LocalNode
 from anabranch.nodes.requests import Epoch
 from anabranch.nodes.standing import store as standing
+from anabranch.nodes.standing import succession
 from anabranch.nodes.sweep import sweep
 from anabranch.nodes.tickets import Secret
 from anabranch.nodes.tls import Tls
@@ -350,10 +351,12 @@ def _check_local(backup: Backup, tls: Tls | None) -> None:
 
 def _check_ring(backup: Backup, tls: Tls | None) -> None:
     standing.check(backup.where)
-    if tls is not None and standing.is_in_ring(backup.where):
+    where = backup.where
+    if tls is not None and standing.is_in_ring(where) and not standing.encrypts(where):
         raise PlanError(
-            "tls= does not reach standing nodes, which do not encrypt: state would travel to them "
-            "in clear text; use another backup, or a network that you trust and no tls="
+            f"tls= does not reach the standing nodes of {where.arguments['file']}, which do not "
+            "encrypt: state would travel to them in clear text; start them with --tls-certificate, "
+            "--tls-key and --tls-root, or use another backup"
         )
 
 
@@ -367,6 +370,7 @@ def _nodes(
 ) -> tuple[Nodes, BackupStore]:
     """Where the tables are, and the store of checkpoint files."""
     where = standing.with_key(where, epoch, limits.silence)
+    succession.announce(where)
     if is_local(spark):
         opened = where.open()
         node = LocalNode(root.path(), lambda request, deadline: opened, where)

@@ -52,9 +52,18 @@ class Connection:
         """Whether a request that came over it was signed with the secret."""
         self.verified = False
         """Whether the request that is being answered was."""
+        self.by: str | None = None
+        """Who signed it, empty for the node's own key. None: no request is being answered."""
         self.halfway: Halfway | None = None
         self.task: asyncio.Task[None] | None = None
         self._sock = sock
+
+    async def peek(self, size: int) -> bytes:
+        """Up to so many bytes that have come. They stay there to be received."""
+        try:
+            return await self._when_ready(partial(self._sock.recv, size, socket.MSG_PEEK))
+        except (OSError, ValueError) as error:
+            raise Gone(str(error)) from error
 
     async def encrypt(self, context: ssl.SSLContext) -> None:
         """Go on with TLS."""

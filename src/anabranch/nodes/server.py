@@ -14,6 +14,7 @@ import resource
 import socket
 import ssl
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -43,7 +44,7 @@ from anabranch.nodes.requests import (
 from anabranch.nodes.tenants import Tenant, Tenants, alone
 from anabranch.nodes.tickets import Verifier
 from anabranch.nodes.vault import Incoming, Vault, keep_all
-from anabranch.nodes.wire import HEAD_BYTES, MARK_BYTES, Kind, frame
+from anabranch.nodes.wire import HEAD_BYTES, MARK_BYTES, Kind, begins_request, frame
 
 T = TypeVar("T")
 
@@ -97,9 +98,17 @@ class Agent:
         self._timeout = timeout
         self._working = ThreadPoolExecutor(THREADS, "node")
         self._moving = ThreadPoolExecutor(THREADS, "backup")
+        # One of many queries, whose transfers are slow, must not have all of the threads.
+        share = THREADS if tenants is None else THREADS // 2
+        self._shares: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(share)
+        )
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._strangers = _Crowd(min(MOST_STRANGERS, descriptors))
         self._friends = _Crowd(min(MOST_FRIENDS, descriptors))
+        self._most_of_one = self._friends.most if tenants is None else self._friends.most // 2
+        self._under_way: Counter[str] = Counter()
+        """Requests by who signed them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = _listening(host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -164,6 +173,9 @@ class Agent:
         try:
             if self._tls is not None:
                 async with asyncio.timeout(_FIRST_SECONDS):
+                    if begins_request(await connection.peek(MARK_BYTES)):
+                        await self._refuse_clear(connection)
+                        return
                     await connection.encrypt(self._tls)
             while await self._one_request(connection):
                 self._friends.add(connection)  # it is the one that was used last
@@ -176,6 +188,14 @@ class Agent:
             self._friends.discard(connection)
             connection.close()
 
+    async def _refuse_clear(self, connection: Connection) -> None:
+        """Tell a client that it has to encrypt. To fail the handshake would not say so."""
+        refused = Refused("this node encrypts; the client has no certificate to trust it by (tls)")
+        self.failures.note("A connection", connection.peer, refused)
+        answer = frame(Kind.FAILED, {**codec.encode_error(refused, _UNREAD), "closing": True})
+        await connection.send(answer, self._timeout)
+        await connection.linger()
+
     async def _one_request(self, connection: Connection) -> bool:
         """Take a request and answer it; whether there may be another one."""
         doing = _UNREAD
@@ -187,7 +207,7 @@ class Agent:
             doing = codec.verb_of(value)
             tenant = self._tenants(by)
             tenant.check(VERBS[doing], by)
-            answer = await self._execute(connection, doing, value, tenant)
+            answer = await self._execute(connection, doing, value, tenant, by)
             if answer:
                 await connection.send(answer, self._timeout)
             return True
@@ -204,6 +224,11 @@ class Agent:
             if ends:
                 await connection.linger()
             return not ends
+        finally:
+            if connection.by is not None:
+                self._under_way[connection.by] -= 1
+                self._under_way += Counter()  # only those that are left
+                connection.by = None
 
     async def _value(self, connection: Connection) -> tuple[str, dict[str, Any]] | None:
         """Who signed the next request, and the request as JSON, once its signature was found right.
@@ -228,7 +253,7 @@ class Agent:
         if not data:
             return None
         head = self._verifier.admit(data)
-        self._befriend(connection)
+        self._befriend(connection, head.by)
         try:
             async with asyncio.timeout(self._timeout):
                 body = await connection.receive(head.size)
@@ -237,8 +262,10 @@ class Agent:
             raise Refused(f"the body of the request did not arrive: {error}") from error
         return head.by, self._verifier.open(head, body)
 
-    def _befriend(self, connection: Connection) -> None:
+    def _befriend(self, connection: Connection, by: str) -> None:
         connection.known = connection.verified = True
+        connection.by = by
+        self._under_way[by] += 1
         self._strangers.discard(connection)
         # It is of use: neither is it idle, nor may it be closed for another one.
         self._friends.discard(connection)
@@ -247,11 +274,17 @@ class Agent:
             raise DidNotHappen(
                 f"this node runs {self._friends.most} requests already; try again later"
             )
+        if self._under_way[by] > self._most_of_one:
+            connection.halfway = Halfway.IN
+            raise DidNotHappen(
+                f"this node runs {self._most_of_one} requests of this query already; try again "
+                "later"
+            )
 
     async def _execute(
-        self, connection: Connection, verb: str, value: dict[str, Any], tenant: Tenant
+        self, connection: Connection, verb: str, value: dict[str, Any], tenant: Tenant, by: str
     ) -> bytes | None:
-        """Do what a request asks for; the frame to answer with, if it was not sent already."""
+        """Do what a request of a query asks for; the frame to answer with, if it was not sent."""
         if VERBS[verb] not in _OWN:
             # A thread reads it too: a request may have many parts.
             ask = partial(self._ask, verb, value)
@@ -269,6 +302,14 @@ class Agent:
                 # The answer has to be sent before the loop ends.
                 self._loop.call_later(_PAUSE, self.stopping.set)
                 return _done(request, None)
+        async with self._shares[by]:
+            return await self._move(connection, request, tenant, seconds)
+
+    async def _move(
+        self, connection: Connection, request: Request[Any], tenant: Tenant, seconds: float
+    ) -> bytes | None:
+        """Do what a request for backups asks for."""
+        match request:
             case Get():
                 send = partial(self._send_backup, connection, request, tenant)
                 await self._in_thread(connection, send)

@@ -100,7 +100,8 @@ class Verifier:
     The clocks of the nodes may differ by the window at most. May be used from several threads.
     Only requests with the right signature are remembered, and only for the window. With ``shared``
     the node serves many queries, each of which signs with the key that is derived for it; none of
-    them can use up what is remembered of the others.
+    them can use up what is remembered of the others. What was signed before ``since`` is refused: a
+    process that begins at the address of another one does not know what that one was sent.
 
     >>> secret = Secret.new()
     >>> signed = Signer(secret.of_query("words"), by="words").sign({"op": "ping"})
@@ -115,6 +116,7 @@ class Verifier:
         clock: Callable[[], float] = time.time,
         *,
         shared: bool = False,
+        since: float = -math.inf,
     ) -> None:
         self.address = ""
         """The address that requests must be meant for."""
@@ -126,7 +128,7 @@ class Verifier:
         # The nonces by the second in which they were signed: a whole second is forgotten at once.
         self._seen: dict[int, set[tuple[str, bytes]]] = {}
         self._count: Counter[str] = Counter()
-        self._forgotten = -math.inf
+        self._forgotten = since
 
     def begin(self, data: bytes) -> None:
         """:class:`Refused` if a request cannot begin with these bytes."""
@@ -188,8 +190,9 @@ class Verifier:
             # A clock that was set back must not make a forgotten request good again.
             if head.time < now - self._window or head.time < self._forgotten:
                 raise Refused(
-                    f"the request is {now - head.time:.0f} s old, more than {self._window:g} s; "
-                    "send it again, and synchronize the clocks of the nodes"
+                    f"the request is {now - head.time:.0f} s old: more than {self._window:g} s, or "
+                    "of a time that this node has forgotten or was not there; send it again, and "
+                    "synchronize the clocks of the nodes"
                 )
             if head.time > now + self._window:
                 raise Refused(

@@ -30,6 +30,13 @@ class Tls:
             raise PlanError(f"tls: cannot read the certificate to trust: {error}") from error
 
 
+def read_root(path: str) -> str:
+    """The certificate to trust in a file, as PEM text. PlanError if it is none."""
+    found = Tls("", "", path).trusted()
+    client_context(found)
+    return found.decode("ascii")
+
+
 def client_context(root: bytes) -> ssl.SSLContext:
     """The TLS context of a client that trusts this certificate, as PEM text."""
     try:

@@ -105,6 +105,11 @@ def check_mark(mark: bytes) -> None:
     raise Malformed(f"a request starts with {_REQUEST!r}, not with {mark!r}")
 
 
+def begins_request(data: bytes) -> bool:
+    """Whether these are the first bytes of a request in clear, of whatever version."""
+    return data.startswith(_FAMILY)
+
+
 def check_signer(by: str) -> str:
     """The id of a query, if it can stand in a head. Otherwise ValueError."""
     if not _SIGNER.fullmatch(by):

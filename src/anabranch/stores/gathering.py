@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -247,16 +247,11 @@ class Gathered:
                 data[start : start + gathering.size] = gathering.row(index)
         view[low - offset : high - offset] = data[low - first : high - first]
 
-    def remake(
-        self,
-        lost: Mapping[int, Path],
-        whole: pa.Buffer | None = None,
-        holders: tuple[str, ...] | None = None,
-    ) -> None:
-        """Write some lost fragments to files, all in one pass over the state.
+    def remake(self, lost: Mapping[int, Path], whole: pa.Buffer | None = None) -> dict[int, Label]:
+        """Write some lost fragments to files, all in one pass over the state. Their labels, too.
 
-        ``whole`` has all bytes of the state, verified; without it they are gathered. Their labels
-        note these ``holders``, or those that the others note.
+        ``whole`` has all bytes of the state, verified; without it they are gathered. Each file ends
+        with its label, which notes the holders that the others note.
         """
         remaking = Remaking(self._decoder, tuple(lost))
         with self._alone, ExitStack() as stack:
@@ -264,9 +259,10 @@ class Gathered:
             for number, stripe in self._stripes_of(whole):
                 for file, row in zip(files, remaking.rows(number, stripe), strict=True):
                     file.write(row)
-            for file, label in zip(files, remaking.labels(), strict=True):
-                noted = label.holders if holders is None else holders
-                file.write(replace(label, holders=noted).to_bytes())
+            labels = dict(zip(lost, remaking.labels(), strict=True))
+            for file, label in zip(files, labels.values(), strict=True):
+                file.write(label.to_bytes())
+        return labels
 
     def _stripes_of(self, whole: pa.Buffer | None) -> Iterator[tuple[int, Row]]:
         """All data of each stripe, with the zeros at its end. Valid until the next one."""

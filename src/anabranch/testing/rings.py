@@ -14,6 +14,7 @@ from anabranch.errors import AnabranchError, ClusterFailed
 from anabranch.nodes.standing.client import Access, Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.store import RingStore
+from anabranch.nodes.tls import Tls
 
 _START = 120.0
 _PAUSE = 0.05
@@ -43,13 +44,18 @@ class LocalRing:
         *,
         period: float = 0.5,
         leaves: int = 32,
+        tls: Tls | None = None,
         options: Sequence[str] = (),
     ) -> None:
+        """With ``tls`` the nodes encrypt. The certificate must name all hosts."""
         self.folder = folder
         self.hosts = tuple(hosts)
         self.file = folder / "ring.json"
         """The file of the ring."""
         self._options = ("--period", f"{period} s", "--leaves", str(leaves), *options)
+        if tls is not None:
+            files = ("--tls-certificate", tls.certificate, "--tls-key", tls.key)
+            self._options += (*files, "--tls-root", tls.root)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._addresses: dict[str, str] = {}
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anabranch.errors import AnabranchError, DidNotHappen, StoreError
+from anabranch.errors import AnabranchError, DidNotHappen, PlanError, StoreError
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.remote import NodeStore, RemoteNode
 from anabranch.nodes.requests import Epoch, Request
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.requests import Describe, Find, Neighbour, View
 from anabranch.nodes.tickets import Secret, Signer
+from anabranch.nodes.wire import check_signer
 from anabranch.ring import Contact, NodeId, Settings, distance
+from anabranch.state.part import OWN
 
 A = TypeVar("A")
 K = TypeVar("K")
@@ -34,13 +36,15 @@ _AT_ONCE = 32
 _FIRST = 4
 """So many nodes are asked at once where one answer is enough."""
 _MOST_KNOWN = 256
+_MOST_CONNECTED = 1024
+"""Addresses to which connections are kept."""
 _PAUSE = 0.3
 _REMEMBERED = 1.0
 
 
 @dataclass(frozen=True)
 class Access:
-    """What it takes to use a ring: some of its nodes, and a key.
+    """What it takes to use a ring: some of its nodes, a key, and whom to trust.
 
     The key is that of a query, and opens nothing else; or, with no query, the ring's own.
     """
@@ -49,12 +53,26 @@ class Access:
     key: Secret = field(repr=False)
     query: str
     settings: Settings
+    root: str = field(default="", repr=False)
+    """See :attr:`RingFile.root`."""
 
     @classmethod
     def of(cls, file: RingFile, query: str) -> Access:
         """That of a query, for whoever has the file of the ring."""
-        key = file.secret.of_query(query) if query else file.secret
-        return cls(file.nodes, key, query, file.settings)
+        if f"{query}/" == OWN:
+            raise PlanError(
+                f"{query!r} cannot be the id of a query: nodes keep their own files there"
+            )
+        try:
+            key = file.secret.of_query(check_signer(query)) if query else file.secret
+        except ValueError as error:
+            raise PlanError(str(error)) from error
+        return cls(file.nodes, key, query, file.settings, file.root)
+
+    @property
+    def trusted(self) -> bytes | None:
+        """The certificate that clients trust. None: nothing is encrypted."""
+        return self.root.encode() if self.root else None
 
     def to_json(self) -> dict[str, Any]:
         """For another process. It has the key in it."""
@@ -64,6 +82,7 @@ class Access:
             "query": self.query,
             "leaves": self.settings.leaves,
             "period": self.settings.period,
+            "root": self.root,
         }
 
     @classmethod
@@ -71,7 +90,8 @@ class Access:
         """Read :meth:`to_json`."""
         settings = Settings(leaves=int(value["leaves"]), period=float(value["period"]))
         nodes = tuple(map(str, value["nodes"]))
-        return cls(nodes, Secret.from_hex(value["key"]), str(value["query"]), settings)
+        key, query, root = Secret.from_hex(value["key"]), str(value["query"]), str(value["root"])
+        return cls(nodes, key, query, settings, root)
 
 
 @dataclass(frozen=True)
@@ -209,7 +229,12 @@ class Ring:
         """The node at an address."""
         with self._lock:
             if address not in self._nodes:
-                self._nodes[address] = RemoteNode(address, self._signer, silence=self.silence)
+                if len(self._nodes) >= _MOST_CONNECTED:
+                    # Nodes return at other ports: what is open to the former ones is closed.
+                    self._nodes.pop(next(iter(self._nodes))).close()
+                self._nodes[address] = RemoteNode(
+                    address, self._signer, silence=self.silence, tls_root=self.access.trusted
+                )
             return self._nodes[address]
 
     def at_all(

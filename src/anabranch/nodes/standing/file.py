@@ -1,5 +1,7 @@
 """The file of a ring: its secret, its settings, and where some of its nodes are reached.
 
+If the nodes encrypt, it has the certificate to trust, so that whoever has the file needs no other.
+
 Every standing node and every driver has a copy of it. Who reads it can read, change and delete all
 that the ring keeps, so it is for its user alone.
 """
@@ -12,9 +14,9 @@ import logging
 import os
 import stat
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +49,17 @@ class RingFile:
     settings: Settings
     nodes: tuple[str, ...] = ()
     """Addresses of nodes, those that were heard last first."""
+    root: str = field(default="", repr=False)
+    """The certificate to trust, as PEM text. Empty: the nodes do not encrypt."""
 
     @classmethod
-    def create(cls, path: Path, settings: Settings) -> RingFile:
+    def create(cls, path: Path, settings: Settings, root: str = "") -> RingFile:
         """Write the file of a new ring, with a new secret. FileExistsError if there is one."""
-        made = cls(path, Secret.new(), settings)
-        partial = made._written(made)
+        made = cls(path, Secret.new(), settings, root=root)
+        try:
+            partial = made._written(made)
+        except OSError as error:
+            raise PlanError(f"cannot write {path}, the file of a new ring: {error}") from error
         try:
             os.link(partial, path)  # unlike a rename, it replaces nothing
         finally:
@@ -103,15 +110,34 @@ class RingFile:
 
     def remember(self, nodes: Iterable[str]) -> None:
         """Note addresses of nodes in the file, before those that it has."""
+
+        def change(now: RingFile) -> RingFile:
+            known = _one_of_each_host([*nodes, *now.nodes])[:_MOST_NODES]
+            return now if set(known) == set(now.nodes) else replace(now, nodes=known)
+
+        self._change(change)
+
+    def trust(self, root: str) -> RingFile:
+        """Write the certificate to trust to the file, in place of the one that it has."""
+        if root == self.root:
+            return self  # the file may be in a folder that is mounted to be read only
+        try:
+            return self._change(lambda now: replace(now, root=root))
+        except OSError as error:
+            raise PlanError(
+                f"the certificate to trust cannot be written to {self.path}: {error}; copy the "
+                "file from a node that has it"
+            ) from error
+
+    def _change(self, change: Callable[[RingFile], RingFile]) -> RingFile:
         # Nodes of one machine may share the file.
         with self._beside(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             now = self.read(self.path)
-            known = _one_of_each_host([*nodes, *now.nodes])[:_MOST_NODES]
-            if set(known) == set(now.nodes):
-                return
-            partial = self._written(RingFile(self.path, now.secret, now.settings, known))
-            partial.rename(self.path)
+            changed = change(now)
+            if changed != now:
+                self._written(changed).rename(self.path)
+            return changed
 
     def _written(self, value: RingFile) -> Path:
         partial = self._beside(f".{uuid.uuid4().hex}")
@@ -137,6 +163,7 @@ class RingFile:
             "leaves": self.settings.leaves,
             "period": self.settings.period,
             "nodes": list(self.nodes),
+            "root": self.root,
         }
 
     @classmethod
@@ -144,8 +171,11 @@ class RingFile:
         nodes = value["nodes"]
         if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
             raise ValueError("no addresses")
+        root = value.get("root", "")
+        if not isinstance(root, str):
+            raise ValueError("no certificate")
         settings = Settings(leaves=int(value["leaves"]), period=float(value["period"]))
-        return cls(path, Secret.from_hex(value["secret"]), settings, tuple(nodes))
+        return cls(path, Secret.from_hex(value["secret"]), settings, tuple(nodes), root)
 
 
 def _one_of_each_host(nodes: Iterable[str]) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from anabranch.fragments.code import LARGEST
 from anabranch.ring import Contact, NodeId
 
-_ENDING = re.compile(r"([0-9a-f]{16})~(\d{1,3})-(\d{1,3})-(\d{1,3})")
+_ENDING = re.compile(r"([0-9a-f]{32})~(\d{1,3})-(\d{1,3})-(\d{1,3})")
+_EPOCH_AT = 64
 _AT = "at="
 
 
@@ -20,20 +22,20 @@ class FragmentName:
 
     >>> name = FragmentName("words/parts/1", 0x123, index=5, data=4, total=6)
     >>> str(name)
-    'words/parts/1~0000000000000123~5-4-6'
+    'words/parts/1~00000000000000000000000000000123~5-4-6'
     >>> FragmentName.parse(str(name)) == name, FragmentName.parse("words/parts/1")
     (True, None)
     """
 
     state: str
     generation: int
-    """Greater for what is stored later under the same name."""
+    """Greater for what is stored later under the same name; see :func:`generation_of`."""
     index: int
     data: int
     total: int
 
     def __str__(self) -> str:
-        ending = f"{self.generation:016x}~{self.index}-{self.data}-{self.total}"
+        ending = f"{self.generation:032x}~{self.index}-{self.data}-{self.total}"
         return f"{self.state}~{ending}"
 
     @classmethod
@@ -43,8 +45,28 @@ class FragmentName:
         found = _ENDING.fullmatch("~".join(ending))
         if found is None or not state:
             return None
-        generation, index, data, total = found.groups()
-        return cls(state, int(generation, 16), int(index), int(data), int(total))
+        generation = int(found[1], 16)
+        index, data, total = map(int, found.groups()[1:])
+        if not (0 < data <= total <= LARGEST and index < total):
+            return None
+        return cls(state, generation, index, data, total)
+
+
+def generation_of(epoch: int, count: int) -> int:
+    """The generation of what the driver of an epoch stores. ``count`` has up to 64 bits.
+
+    All of an earlier driver are smaller, whatever the clocks say: what a deposed one stores at
+    nodes that have not heard of the next one is never read in place of the next one's.
+
+    >>> generation_of(4, 1 << 60) < generation_of(5, 0), epoch_of(generation_of(5, 0))
+    (True, 5)
+    """
+    return epoch << _EPOCH_AT | count
+
+
+def epoch_of(generation: int) -> int:
+    """The epoch of the driver that stored something."""
+    return generation >> _EPOCH_AT
 
 
 def prefix_of(state: str) -> str:

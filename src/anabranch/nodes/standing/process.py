@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from anabranch.errors import PlanError, Refused, StateLocked
+from anabranch.errors import AnabranchError, PlanError, Refused, StateLocked, StoreError
 from anabranch.nodes.agent import emptied
 from anabranch.nodes.fence import EPOCH, Fence
 from anabranch.nodes.node import Deadline
-from anabranch.nodes.requests import Delete, Get, List, Ping, Put, Request, Size
+from anabranch.nodes.requests import Delete, Epoch, Get, List, Ping, Put, Request, Size
 from anabranch.nodes.server import Agent
-from anabranch.nodes.standing.client import Access, Ring
+from anabranch.nodes.standing.client import ASKED, Access, Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.repair import Repair
-from anabranch.nodes.standing.requests import Describe, Find, Tell, View
+from anabranch.nodes.standing.requests import Describe, Find, Reigning, Tell, View
 from anabranch.nodes.standing.runner import Runner
 from anabranch.nodes.starting import join
 from anabranch.nodes.tenants import Shelf, Tenant
 from anabranch.nodes.tickets import Signer, Verifier
+from anabranch.nodes.tls import server_context
 from anabranch.nodes.vault import Vault
 from anabranch.private import private_folder
 from anabranch.ring import Contact, NodeId, Status
 from anabranch.state.lock import locked
+from anabranch.state.part import OWN
 
 A = TypeVar("A")
 
@@ -38,7 +41,9 @@ PORT = 7070
 _BACKUPS, _SCRATCH, _EPOCHS = "backups", "scratch", "epochs"
 _GRACE = 1.0
 _LOOK = 0.5
-_OF_RING: frozenset[type[Request[Any]]] = frozenset({Ping, Tell, Find, Describe, List, Size, Get})
+_OF_RING: frozenset[type[Request[Any]]] = frozenset(
+    {Ping, Tell, Find, Describe, Reigning, List, Size, Get}
+)
 _OF_QUERY: frozenset[type[Request[Any]]] = frozenset(
     {Ping, Find, Describe, List, Size, Get, Put, Delete}
 )
@@ -61,6 +66,33 @@ class Standing:
     """The most bytes of fragments; None: the free space of the disk, less a reserve."""
     join: str | None = None
     """A node to join the ring by, beside those in the ring's file."""
+    certificate: str | None = None
+    """The certificate of this node, a file in PEM form, if the ring's file has one to trust. It
+    must name the host."""
+    key: str | None = None
+    """Its private key."""
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context of this node. None if the ring does not encrypt.
+
+        PlanError if the ring's file and the files of this node do not go together.
+        """
+        if (self.certificate is None) != (self.key is None):
+            raise PlanError("a node needs both --tls-certificate and --tls-key, or neither")
+        if self.certificate is None or self.key is None:
+            if self.ring.root:
+                raise PlanError(
+                    f"the nodes of the ring of {self.ring.path} encrypt: give the certificate of "
+                    "this one with --tls-certificate and --tls-key"
+                )
+            return None
+        if not self.ring.root:
+            raise PlanError(
+                f"{self.ring.path} has no certificate to trust, so nobody could reach a node that "
+                "encrypts: give one with --tls-root, at all nodes of the ring, and copy the file "
+                "to the drivers again"
+            )
+        return server_context(self.certificate, self.key)
 
 
 def serve(settings: Standing, done: threading.Event, ready: Callable[[str], None]) -> None:
@@ -82,11 +114,12 @@ def serve(settings: Standing, done: threading.Event, ready: Callable[[str], None
 def _serve(
     settings: Standing, folder: Path, done: threading.Event, ready: Callable[[str], None]
 ) -> None:
-    ring = settings.ring
+    ring, tls = settings.ring, settings.tls()
     vault = Vault(folder / _BACKUPS, settings.capacity)
     tenants = _Tenants(vault, folder)
-    verifier = Verifier(ring.secret, shared=True)
-    node = _Node(vault)
+    # The one before it may have had this address: what it took is not taken again.
+    verifier = Verifier(ring.secret, shared=True, since=time.time())
+    node = _Node(vault, tenants)
     try:
         agent = Agent(
             settings.host,
@@ -96,6 +129,7 @@ def _serve(
             verifier,
             node,
             tenants=tenants,
+            tls=tls,
             stopping=done,
         )
     except OSError as error:
@@ -110,18 +144,29 @@ def _serve(
     me = Contact(id, settings.host, address, time.time_ns() // 1000)
     seeds = [settings.join] if settings.join is not None else []
     seeds += [known for known in ring.nodes if known != address]
-    own = Ring(Access(tuple(dict.fromkeys([address, *seeds])), ring.secret, "", ring.settings))
-    repair = Repair(own, me, vault, tenants.epoch, ring.settings)
+    access = replace(Access.of(ring, ""), nodes=tuple(dict.fromkeys([address, *seeds])))
+    own = Ring(access)
+    repair = Repair(own, me, vault, ring.settings)
+    failed = threading.Event()
+
+    def ended(by_error: bool) -> None:
+        if by_error:
+            failed.set()
+        done.set()
+
     runner = Runner(
         me,
         ring.settings,
         Signer(ring.secret),
         seeds,
+        trusted=access.trusted,
         load=lambda: _load(vault),
         news=repair.news,
-        ended=done.set,
+        ended=ended,
     )
     node.begin(runner, repair, agent)
+    if tls is not None:
+        _check_certificate(own, address)
     _log.info("Listening at %s as %s; fragments: %r", address, id, vault)
     _note(ring, [address])
     runner.begin()
@@ -135,6 +180,25 @@ def _serve(
     ending.start()
     ending.join(_GRACE)
     _log.info("The node has ended.")
+    if failed.is_set():
+        raise AnabranchError(
+            f"the node at {address} has ended by an error, which its log shows; start it again"
+        )
+
+
+def _check_certificate(own: Ring, address: str) -> None:
+    """PlanError if those who trust the ring's certificate do not trust this node.
+
+    The others would not say why: to them it is a node that does not answer.
+    """
+    try:
+        own.ask(address, Ping(), ASKED)
+    except StoreError as error:
+        raise PlanError(
+            f"this node cannot be reached at {address} by those who have the file of the ring: "
+            f"{error}; its certificate must be signed with the one that the file has, and name "
+            "what --host says"
+        ) from error
 
 
 def _until(
@@ -182,13 +246,16 @@ class _Tenants:
         }
 
     def __call__(self, by: str) -> Tenant:
+        # What the vault has under this name it deletes when it needs the room.
+        if f"{by}/" == OWN:
+            raise Refused(f"{by!r} cannot be the id of a query at a standing node")
         with self._lock:
             if by not in self._of:
                 fence = Fence(self._folder / _EPOCHS / by)
                 self._of[by] = Tenant(Shelf(self._vault, by), fence, _OF_QUERY)
             return self._of[by]
 
-    def epoch(self, query: str) -> int:
+    def epoch(self, query: str) -> Epoch:
         """The greatest epoch of a query that this node has seen."""
         return self(query).fence.greatest()
 
@@ -196,8 +263,9 @@ class _Tenants:
 class _Node:
     """What a standing node answers, beside its backups. See :class:`~anabranch.nodes.node.Node`."""
 
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, tenants: _Tenants) -> None:
         self._vault = vault
+        self._tenants = tenants
         self._began = threading.Event()
 
     def begin(self, runner: Runner, repair: Repair, agent: Agent) -> None:
@@ -215,6 +283,8 @@ class _Node:
                 return cast(A, self._runner.find(key, deadline))
             case Describe():
                 return cast(A, self._view())
+            case Reigning(query=query):
+                return cast(A, self._tenants.epoch(query))
         raise Refused(f"a standing node has no tables: it cannot {request.verb}")
 
     def _view(self) -> View:

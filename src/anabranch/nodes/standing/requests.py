@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anabranch.nodes import codec
-from anabranch.nodes.requests import Request
+from anabranch.nodes.requests import Epoch, Request
 from anabranch.nodes.standing import messages
+from anabranch.nodes.wire import check_signer
 from anabranch.ring import Contact, Message, NodeId
 
 
@@ -63,6 +64,16 @@ class Find(Request[Place]):
 @dataclass(frozen=True, kw_only=True)
 class Describe(Request[View]):
     """What the node knows of the ring, and how full it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reigning(Request[Epoch]):
+    """The greatest epoch of a query that the node has seen; 0 if none."""
+
+    query: str
+
+    def __post_init__(self) -> None:
+        check_signer(self.query)
 
 
 codec.define(Message, "a message of a ring", messages.read, messages.write)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from anabranch.errors import AnabranchError, DidNotHappen
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.remote import RemoteNode
+from anabranch.nodes.server import THREADS
 from anabranch.nodes.standing.requests import Neighbour, Place, Tell
 from anabranch.nodes.tickets import Signer
 from anabranch.ring import (
@@ -43,6 +44,10 @@ _MOST_UNSENT = 16
 """Messages that wait for one address; the oldest are dropped."""
 _MOST_NODES = 4096
 """Addresses to which connections are kept."""
+MOST_SEARCHES = THREADS // 2
+"""Searches that are waited for; more are refused."""
+_MOST_UNANSWERED = 256
+LONGEST_SEARCH = 10.0
 _SHORTEST = 0.5
 _LONGEST = 5.0
 """Seconds that a message may take at most."""
@@ -79,9 +84,11 @@ class Known:
 class Runner:
     """A peer that runs in this process, until :meth:`close`.
 
-    ``load`` gives how full this node is. ``news`` is called, from the thread of the peer, with each
-    node that comes to the leaf set or leaves it. ``ended`` is called if the peer cannot go on, as
-    when a later process has the id of this node: the process must end.
+    ``trusted`` is the certificate that other nodes are verified with, if they encrypt. ``load``
+    gives how full this node is. ``news`` is called, from the thread of the peer, with each node
+    that comes to the leaf set or leaves it. ``ended`` is called if the peer cannot go on, as
+    when a later process has the id of this node, and with True if that is by an error: the process
+    must end.
     """
 
     def __init__(
@@ -91,9 +98,10 @@ class Runner:
         signer: Signer,
         seeds: Sequence[str],
         *,
+        trusted: bytes | None = None,
         load: Callable[[], int],
         news: Callable[[Came | Went], None],
-        ended: Callable[[], None],
+        ended: Callable[[bool], None],
     ) -> None:
         self._peer = Peer(me, settings, seeds)
         self._settings = settings
@@ -102,8 +110,9 @@ class Runner:
         self._ended = ended
         self._waiting: queue.Queue[_Item | None] = queue.Queue(_MOST_WAITING)
         self._searches: dict[int, list[Future[Place]]] = {}
+        self._searching = threading.BoundedSemaphore(MOST_SEARCHES)
         self._known = self._look()
-        self._sender = _Sender(signer, settings, self._refused)
+        self._sender = _Sender(signer, settings, trusted, self._refused)
         self._thread = threading.Thread(target=self._run, name="ring", daemon=True)
 
     @property
@@ -125,16 +134,22 @@ class Runner:
 
     def find(self, key: int, deadline: Deadline) -> Place:
         """Find the node that is closest to a key. DidNotHappen if nobody has answered in time."""
-        search = _Search(key, Future())
-        if not self._put(search):
-            raise DidNotHappen("this node has too many messages of the ring to look at; try again")
+        # A search waits in a thread that the messages of the ring need too: were all of them
+        # waiting, this node would seem to have failed.
+        if not self._searching.acquire(blocking=False):
+            raise DidNotHappen(f"this node has {MOST_SEARCHES} searches to wait for; try again")
         try:
-            return search.found.result(deadline.left())
+            search = _Search(key, Future())
+            if not self._put(search):
+                raise DidNotHappen("this node has too many messages of the ring; try again")
+            return search.found.result(min(LONGEST_SEARCH, deadline.left()))
         except TimeoutError as error:
             raise DidNotHappen(
-                f"no node of the ring has answered a search within {deadline.seconds:g} s; the "
-                "ring may be in repair: try again"
+                f"no node of the ring has answered a search within {deadline.seconds:g} s, or "
+                f"{LONGEST_SEARCH:g} s; the ring may be in repair: try again"
             ) from error
+        finally:
+            self._searching.release()
 
     def close(self) -> None:
         """Leave the ring, and tell the neighbours."""
@@ -158,7 +173,7 @@ class Runner:
             self._serve()
         except Exception:
             _log.exception("The ring's thread has failed. Ending this node.")
-            self._ended()
+            self._ended(True)
 
     def _serve(self) -> None:
         peer = self._peer
@@ -181,11 +196,15 @@ class Runner:
                 return
             self._carry_out(self._step(item))
         _log.warning("A later process has the id of this node. Ending this one.")
-        self._ended()
+        self._ended(False)
 
     def _step(self, item: _Item) -> list[Output]:
         match item:
             case _Search(key, found):
+                # Each that is not answered is sent again in each period, for some periods.
+                if sum(map(len, self._searches.values())) >= _MOST_UNANSWERED:
+                    found.set_exception(DidNotHappen("too many searches are unanswered; try again"))
+                    return []
                 self._searches.setdefault(key, []).append(found)
                 return self._peer.find(key)
             case _Seeds(addresses):
@@ -221,8 +240,15 @@ class Runner:
 class _Sender:
     """Sends messages in threads, to each address one after the other."""
 
-    def __init__(self, signer: Signer, settings: Settings, refused: Callable[[Send], None]) -> None:
+    def __init__(
+        self,
+        signer: Signer,
+        settings: Settings,
+        trusted: bytes | None,
+        refused: Callable[[Send], None],
+    ) -> None:
         self._signer = signer
+        self._trusted = trusted
         self._seconds = min(_LONGEST, max(_SHORTEST, settings.period))
         self._refused = refused
         # A whole leaf set may be silent, and a search must still go out.
@@ -271,7 +297,9 @@ class _Sender:
                 node = self._node(address)
             try:
                 node.ask(Tell(message=send.message), Deadline(self._seconds))
-            except AnabranchError as error:
+            except Exception as error:
+                if not isinstance(error, AnabranchError):
+                    _log.exception("A message to %s was not delivered.", address)
                 _log.debug("A message to %s was not delivered: %s", address, error)
                 if isinstance(error.__cause__, ConnectionRefusedError):
                     self._refused(send)
@@ -283,5 +311,7 @@ class _Sender:
             if len(self._nodes) >= _MOST_NODES:
                 for idle in self._nodes.keys() - self._unsent.keys():
                     self._nodes.pop(idle).close()
-            self._nodes[address] = RemoteNode(address, self._signer, silence=self._seconds)
+            self._nodes[address] = RemoteNode(
+                address, self._signer, silence=self._seconds, tls_root=self._trusted
+            )
         return self._nodes[address]

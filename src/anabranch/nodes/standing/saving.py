@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from anabranch.fragments import Fragment, Holder, spread
 from anabranch.nodes.remote import NodeStore
 from anabranch.nodes.standing.client import Neighbourhood, Ring
 from anabranch.nodes.standing.names import FragmentName, write_holder
-from anabranch.nodes.standing.survey import delete, new_generation, survey
+from anabranch.nodes.standing.survey import Piece, delete, new_generation, survey
 from anabranch.ring import Contact
 
 _log = logging.getLogger("anabranch")
@@ -176,6 +176,27 @@ class _Countdown:
             last = self._count == 0
         if last:
             self._over()
+
+
+def withdraw(
+    ring: Ring,
+    name: str,
+    generation: int,
+    shape: Shape,
+    stored: Mapping[int, Contact | StoreError],
+) -> None:
+    """Delete the fragments of a state of which too few were stored: nobody else would.
+
+    Where nodes are full, each attempt would leave less room for the next one.
+    """
+    delete(
+        ring,
+        [
+            Piece(node, FragmentName(name, generation, index, shape.data, shape.total))
+            for index, node in stored.items()
+            if isinstance(node, Contact)
+        ],
+    )
 
 
 def _is_stored(future: Future[Contact | StoreError]) -> bool:

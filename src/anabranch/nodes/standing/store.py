@@ -31,7 +31,7 @@ from anabranch.nodes.standing.client import Access, Ring
 from anabranch.nodes.standing.file import RingFile
 from anabranch.nodes.standing.names import FragmentName, owner_of, write_holder
 from anabranch.nodes.standing.repair import PERIODS
-from anabranch.nodes.standing.saving import Placing, Saving, Shape, candidates
+from anabranch.nodes.standing.saving import Placing, Saving, Shape, candidates, withdraw
 from anabranch.nodes.standing.survey import (
     Piece,
     Survey,
@@ -150,7 +150,11 @@ class RingStore:
             enough,
             lambda: shutil.rmtree(folder, ignore_errors=True),
         )
-        self._check(name, done, enough, shape)
+        try:
+            self._check(name, done, enough, shape)
+        except StoreError:
+            withdraw(self.ring, name, generation, shape, done)
+            raise
         self._recent.forget(name)
         delete(self.ring, before.pieces)
 
@@ -383,6 +387,11 @@ def where(file: str, data: int, parity: int, row: int | None = None) -> StoreAdd
 def is_in_ring(address: StoreAddress) -> bool:
     """Whether an address is one of a ring."""
     return address.opener == OPENER
+
+
+def encrypts(address: StoreAddress) -> bool:
+    """Whether the nodes of the ring at an address encrypt. PlanError if its file cannot be read."""
+    return bool(RingFile.read(Path(address.arguments["file"])).root)
 
 
 def of_query(address: StoreAddress, query: str) -> StoreAddress:

@@ -8,10 +8,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from anabranch.errors import AnabranchError, CheckpointError, Fenced, StoreError
+from anabranch.errors import AnabranchError, CheckpointError, Deposed, Fenced, StoreError
 from anabranch.fragments import Label
 from anabranch.nodes.standing.client import ASKED, Neighbourhood, Ring
-from anabranch.nodes.standing.names import FragmentName, prefix_of, read_holder
+from anabranch.nodes.standing.names import (
+    FragmentName,
+    epoch_of,
+    generation_of,
+    prefix_of,
+    read_holder,
+)
 from anabranch.ring import Contact, NodeId
 from anabranch.stores.gathering import Held, Wanted
 from anabranch.stores.meter import Meter, Metered
@@ -37,6 +43,8 @@ class Survey:
 
     name: str
     near: Neighbourhood
+    epoch: int = 0
+    """That of the driver who asks."""
     pieces: list[Piece] = field(default_factory=list)
     asked: dict[NodeId, Contact] = field(default_factory=dict)
     silent: dict[NodeId, AnabranchError] = field(default_factory=dict)
@@ -100,7 +108,7 @@ def delete(ring: Ring, pieces: Sequence[Piece]) -> list[Piece]:
 def survey(ring: Ring, owner: str, name: str) -> Survey:
     """The fragments of a state at the nodes next to its owner's place."""
     near = ring.find(owner)
-    found = Survey(name, near)
+    found = Survey(name, near, ring.epoch)
     _ask(ring, found, [each.contact for each in near.members])
     return found
 
@@ -121,9 +129,17 @@ def widen(ring: Ring, found: Survey) -> None:
 
 
 def new_generation(before: Survey) -> int:
-    """A number greater than those of what is stored under a name already."""
-    now = time.time_ns() // 1000 << _NONCE_BITS
+    """A number greater than those of what is stored under a name already.
+
+    Deposed if the driver of a later epoch has stored it.
+    """
     newest = max((piece.name.generation for piece in before.pieces), default=0)
+    if epoch_of(newest) > before.epoch:
+        raise Deposed(
+            f"{before.name}: driver {epoch_of(newest)} has taken the query over and stored it; "
+            f"driver {before.epoch} changes nothing any more"
+        )
+    now = generation_of(before.epoch, time.time_ns() // 1000 << _NONCE_BITS)
     return max(now, newest + (1 << _NONCE_BITS)) | secrets.randbits(_NONCE_BITS)
 
 
