@@ -78,7 +78,7 @@ class Driver:
         """Versions whose manifests are still to be deleted."""
         self.parts: dict[str, Part] = {}
         """The parts that it knew of since it began or went back, but for those it had deleted."""
-        self.unreadable = set(world.durable.unreadable)
+        self.unreadable: set[Version] = set()
         """The versions whose manifests it could not read when it began."""
         self.failed_in_a_row = 0
         """How many checkpoints it was told to have failed since one did not."""
@@ -90,7 +90,9 @@ class Driver:
     def start(self) -> None:
         simulation, world = self.simulation, self.simulation.world
         self.started = True
-        self.take(Started(world.facts(simulation.routed)))
+        facts = world.facts(simulation.routed)
+        self.unreadable = set(facts.unreadable)
+        self.take(Started(facts))
         for machine in world.machines.values():
             if machine.up:
                 self.take(NodeCame(machine.name))
@@ -145,10 +147,19 @@ class Driver:
             for part in known:
                 self.lacking -= {(part.name, host) for host in part.holders}
                 held = self.parts.get(part.name, part).holders
-                everywhere = tuple(dict.fromkeys((*held, *part.holders)))
+                # Who had a fragment that was made again elsewhere has one too many, if it returns.
+                before_it = () if part.name == self._mended(before, event) else held
+                everywhere = tuple(dict.fromkeys((*before_it, *part.holders)))
                 self.parts[part.name] = replace(part, holders=everywhere)
         for number, order in given:
             self.give(number, order)
+
+    def _mended(self, before: Query, event: Event) -> str | None:
+        """The part whose lost fragments were made again, if that is what has happened."""
+        if not isinstance(event, Done) or event.order not in before.outstanding:
+            return None
+        order = before.outstanding[event.order].order
+        return order.part.name if isinstance(order, o.Mend) else None
 
     def give(self, number: o.OrderId | None, order: o.Order) -> None:
         """Carry out an order, unless a fault comes before it."""
