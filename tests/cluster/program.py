@@ -49,6 +49,7 @@ from anabranch.cluster import LocalCluster, processes
 from anabranch.coordinator import assembly
 from anabranch.nodes.node import Deadline
 from anabranch.nodes.requests import Ping
+from anabranch.protocols import coverage
 from anabranch.protocols.model import serving
 from anabranch.protocols.query import Owner, Query
 from anabranch.queries.running_query import RunningQuery
@@ -207,7 +208,7 @@ class Acts:
             nodes = {each.node for each in served}
             parts = (part for of in query.inventory.values() for part in of.parts)
             substitutes = query.policies.backup.substitutes
-            return all(query.protected(each) is not None for each in served) and not any(
+            return all(coverage.protected(query, each) is not None for each in served) and not any(
                 substitutes(part, nodes, query.nodes.keys()) for part in parts
             )
 
