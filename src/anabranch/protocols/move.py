@@ -113,6 +113,8 @@ def _begin(turn: Turn, event: Scale | Rebalance) -> None:
 def _merge_small_slices(turn: Turn) -> None:
     """Merge the smallest slices of an instance that has too many."""
     query = turn.query
+    if len(query.slices) <= query.policies.most_slices:
+        return  # as nearly always, and this is asked with every event
     for name, routed in query.routed.items():
         for instance in range(routed.routing.instances):
             if len(slices_of(query, name, instance)) > query.policies.most_slices:

@@ -93,6 +93,9 @@ class KeyGroups:
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.ranges)
 
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
     def __iter__(self) -> Iterator[int]:
         for start, stop in self.ranges:
             yield from range(start, stop)
