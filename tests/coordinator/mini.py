@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from anabranch.boot import boot_id
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator import assembly, identity
+from anabranch.coordinator.asking import Asking
 from anabranch.coordinator.assembly import Assembly
 from anabranch.coordinator.batches import HERE, Program, _cause, slice_order, slices_told
 from anabranch.coordinator.completion import Completion
@@ -37,7 +38,7 @@ from anabranch.coordinator.identity import DriverLock, Identity
 from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.nodes import OneNode, Watcher
-from anabranch.coordinator.shell import Asking, Shell
+from anabranch.coordinator.shell import Shell
 from anabranch.coordinator.stream import Stream, Take
 from anabranch.errors import AnabranchError, QueryFailed
 from anabranch.nodes.folders import StateRoot

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from anabranch.backup.files import Files
+from anabranch.coordinator.asking import Asking
 from anabranch.coordinator.nodes import OneNode
-from anabranch.coordinator.shell import Asking
 from anabranch.errors import CheckpointError, Fenced, StateMissing
 from anabranch.nodes.local import TABLES, LocalNode
 from anabranch.nodes.node import Deadline

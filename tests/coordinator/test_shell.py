@@ -11,10 +11,11 @@ import pytest
 
 from anabranch.checkpointing import Periodic
 from anabranch.coordinator import nodes
+from anabranch.coordinator.asking import Asking
 from anabranch.coordinator.events import Event, Events
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.nodes import OneNode, Watcher
-from anabranch.coordinator.shell import Asking, Shell, failure
+from anabranch.coordinator.shell import Shell, failure
 from anabranch.errors import (
     AnabranchError,
     CheckpointCorrupt,

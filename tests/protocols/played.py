@@ -48,33 +48,13 @@ from anabranch.protocols.query import Policies, Query
 from anabranch.state.groups import KeyGroups, Routing
 from anabranch.state.part import COPIES, Part, Shape
 from anabranch.units import NO_VERSION, Version
+from protocols.plans import InStore
 
 O = TypeVar("O")  # noqa: E741
 
 GROUPS = 8
 OP = OperatorPlan("op", GROUPS)
 EVERYTHING = KeyGroups.all(GROUPS)
-
-
-@dataclass(frozen=True)
-class InStore:
-    """Parts are in a store that outlives all nodes."""
-
-    def holders(self, owner: str, key: str, nodes: Any, senders: Any) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def coding(self) -> None:
-        return None
-
-    def shape(self, holders: int) -> Shape:
-        return COPIES
-
-    def survives(self, part: Part, owner: str, nodes: Any) -> bool:
-        return True
-
-    def substitutes(self, part: Part, owners: Any, nodes: Any) -> tuple[str, ...]:
-        return ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from anabranch.backup.policy import Backup, NodeLimits
 from anabranch.boot import boot_id
 from anabranch.checkpointing.policy import Checkpointing
 from anabranch.coordinator import copies, identity
+from anabranch.coordinator.asking import Asking
 from anabranch.coordinator.batches import HERE, Batches, Program
 from anabranch.coordinator.epochs import Lookout, Reign
 from anabranch.coordinator.events import Events
@@ -26,7 +27,7 @@ from anabranch.coordinator.ledger import Ledger
 from anabranch.coordinator.loop import Loop
 from anabranch.coordinator.nodes import Agents, Nodes, OneNode, Watcher
 from anabranch.coordinator.replays import Replays, stateful_before
-from anabranch.coordinator.shell import Asking, Shell
+from anabranch.coordinator.shell import Shell
 from anabranch.coordinator.stream import Launch, Stream
 from anabranch.errors import AnabranchError, Deposed, DidNotHappen, PlanError
 from anabranch.movement.policy import Movement
