@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_checkpoint import FULL, GROUPS, SCHEMA, Changes, captured, content, group, histories
 
 from anabranch.errors import CheckpointCorrupt, SchemaChanged
-from anabranch.state import checkpoint, part_file
+from anabranch.state import checkpoint, group_order, part_file
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.state.part_file import BufferSource
@@ -129,7 +129,7 @@ def test_rows_are_put_in_order_a_little_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skewed: str
 ) -> None:
     """Whether groups are small or one is large: no more than some are copied at once."""
-    monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 18)
+    monkeypatch.setattr(group_order, "_AT_ONCE", 1 << 18)
     capture = MANY
     if skewed == "many rows":
         groups = np.where(np.arange(200_000) % 5 == 0, np.arange(200_000) % 128, 3)
@@ -143,14 +143,14 @@ def test_rows_are_put_in_order_a_little_at_a_time(
         chunks = pa.Table.from_batches(rows.combine_chunks().to_batches(max_chunksize=1 << 14))
         capture = replace(capture, rows=chunks)
     largest = 0
-    original = part_file._joined
+    original = group_order._joined
 
     def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         nonlocal largest
         largest = max(largest, sum(batch.nbytes for batch in batches))
         return original(batches)
 
-    monkeypatch.setattr(part_file, "_joined", joined)
+    monkeypatch.setattr(group_order, "_joined", joined)
     back = part_file.read(BufferSource(saved(capture, tmp_path, 1 << 14)), name="f")
     assert 0 < largest < 4 << 18
     assert back.rows.num_rows == 200_000
@@ -162,8 +162,8 @@ def test_rows_are_not_looked_at_once_for_each_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int
 ) -> None:
     """Which would take a time that grows with the square of the state."""
-    monkeypatch.setattr(part_file, "_AT_ONCE", 1 << 16)
-    monkeypatch.setattr(part_file, "_LISTED", listed, raising=False)
+    monkeypatch.setattr(group_order, "_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(group_order, "_LISTED", listed)
     looked_at = 0
     original = np.flatnonzero
 
@@ -301,7 +301,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 import pyarrow as pa
-from anabranch.state import checkpoint, part_file
+from anabranch.state import checkpoint, group_order, part_file
 from anabranch.state.capture import Capture, CheckpointSchema
 from anabranch.state.groups import KeyGroups
 from anabranch.units import Version

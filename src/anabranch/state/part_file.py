@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from anabranch.errors import CheckpointCorrupt
 from anabranch.state import checkpoint
 from anabranch.state.capture import Capture, CaptureInfo, CheckpointSchema
+from anabranch.state.group_order import in_order
 from anabranch.state.groups import KeyGroups
 
 Array = npt.NDArray[Any]
@@ -44,17 +44,8 @@ _SEGMENT, _SEGMENTS = 4 << 20, 64
 few groups are read without many others. A large group has several segments, and many small ones
 share one."""
 _LEAST_SEGMENT = 1 << 15
-_AT_ONCE = 1 << 24
-"""About how many bytes of rows are put in order at a time, so that memory does not grow with them.
-"""
-_LISTED = 1 << 23
-"""It is noted of about so many rows at a time where they are. Others are passed over once for each
-time."""
 _LEAST_TAIL, _TAIL = 1 << 14, 1 << 18
 """So much is read from the end of a file: all of a small one, else in most cases the index."""
-_TEXTS = (
-    pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary,
-)  # fmt: skip
 _MARK = b"anabranch part 2"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -162,7 +153,7 @@ class Writer:
     def add(self, rows: pa.Table) -> None:
         """Write rows, in any order, of groups that come after all that were written before."""
         column = self._of.schema.key_count + 1
-        for batch in _in_order(rows, column, self._of.schema.key_groups, self.segment):
+        for batch in in_order(rows, column, self._of.schema.key_groups, self.segment):
             groups = batch.column(column)
             self._stream.write_batch(batch)
             first, last, end = groups[0].as_py(), groups[-1].as_py(), self._sink.tell()
@@ -194,119 +185,6 @@ def _index(
 
 def _digest(data: memoryview | pa.Buffer) -> str:
     return str(xxhash.xxh3_64_hexdigest(data))
-
-
-def _in_order(
-    table: pa.Table, column: int, key_groups: int, segment: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows in the order of their groups, in batches of whole groups where these are small."""
-    batches = [batch for batch in table.to_batches() if batch.num_rows]
-    counts = np.zeros(key_groups, np.int64)
-    sizes = np.zeros(key_groups)
-    for batch in batches:
-        groups = batch.column(column).to_numpy()
-        counts += np.bincount(groups, minlength=len(counts))
-        sizes += np.bincount(groups, _row_bytes(batch), len(counts))
-    width = max(1.0, table.nbytes / max(1, table.num_rows))
-    for rows in _gathered(batches, column, counts, sizes):
-        groups = rows.column(column).to_numpy()
-        found = rows.take(pa.array(np.argsort(groups, kind="stable")))
-        there = np.bincount(groups, minlength=len(counts))
-        at = 0
-        for low, high in _spans(there, segment / width):
-            until = at + int(there[low : high + 1].sum())
-            most = max(1, int(segment / width)) if low == high else until - at
-            for start in range(at, until, most):
-                yield found.slice(start, min(most, until - start))
-            at = until
-
-
-def _row_bytes(batch: pa.RecordBatch) -> Array:
-    """About how many bytes each row has: a few texts may be as large as all other rows."""
-    texts = np.zeros(batch.num_rows)
-    for values in batch.columns:
-        if any(each(values.type) for each in _TEXTS):
-            lengths = pc.binary_length(values).fill_null(0)
-            texts += lengths.to_numpy(zero_copy_only=False)
-    found: Array = texts + max(1.0, (batch.nbytes - texts.sum()) / batch.num_rows)
-    return found
-
-
-def _spans(counts: Array, most: float) -> Iterator[tuple[int, int]]:
-    """Consecutive groups with about so many in all: the first and the last of them."""
-    first, last, rows = -1, -1, 0
-    for group in np.flatnonzero(counts).tolist():
-        if first >= 0 and rows + counts[group] > most:
-            yield first, last
-            first, rows = -1, 0
-        first, last = (group if first < 0 else first), group
-        rows += counts[group]
-    if first >= 0:
-        yield first, last
-
-
-def _gathered(
-    batches: Sequence[pa.RecordBatch], column: int, counts: Array, sizes: Array
-) -> Iterator[pa.RecordBatch]:
-    """The rows of some groups after those of others, some at a time.
-
-    ``counts`` and ``sizes`` are the rows of each group and their bytes. The rows of a group are in
-    the order in which they are, in pieces if they are very many.
-    """
-    for first, last in _spans(counts, _LISTED):
-        listed = (_listed(batch, column, first, last) for batch in batches)
-        if first == last:
-            yield from _taken(listed, first, last)
-            continue
-        found = list(listed)
-        for low, high in _spans(sizes[first : last + 1], _AT_ONCE):
-            yield from _taken(found, first + low, first + high)
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """Which rows of a batch are of some groups, in the order of these, and the group of each."""
-
-    batch: pa.RecordBatch
-    rows: Array
-    groups: Array
-
-    def take(self, first: int, last: int) -> pa.RecordBatch | None:
-        """Those of some of the groups, in the order in which they are in the batch."""
-        start, end = np.searchsorted(self.groups, [first, last + 1])
-        if end - start == self.batch.num_rows:
-            return self.batch
-        if start == end:
-            return None
-        # In the order in which they are: memory is then read from one end to the other.
-        return self.batch.take(pa.array(np.sort(self.rows[start:end])))
-
-
-def _listed(batch: pa.RecordBatch, column: int, first: int, last: int) -> _Listed:
-    groups = batch.column(column).to_numpy()
-    of = np.flatnonzero((groups >= first) & (groups <= last)).astype(np.uint32)
-    of = of[np.argsort(groups[of], kind="stable")]
-    return _Listed(batch, of, groups[of])
-
-
-def _taken(listed: Iterable[_Listed], first: int, last: int) -> Iterator[pa.RecordBatch]:
-    """The rows of some groups; in pieces, if it is one group with very many."""
-    found: list[pa.RecordBatch] = []
-    size = 0
-    for each in listed:
-        some = each.take(first, last)
-        if some is not None:
-            found.append(some)
-            size += some.nbytes
-        if first == last and size > _AT_ONCE:
-            yield _joined(found)
-            found, size = [], 0
-    if found:
-        yield _joined(found)
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def checksum(source: Source) -> str:
